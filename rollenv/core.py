@@ -87,9 +87,11 @@ class TextEnv(gymnasium.Env[str, str]):
     its own generator.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"]}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - gymnasium declares it so
     executor: ClassVar[Executor] = "thread"
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    free_text: ClassVar[bool] = False
+    """Whether any text at all is a valid action (an answer, a program), so that none is nonsense."""
 
     observation_space: gymnasium.Space[str] = TextSpace()
     action_space: gymnasium.Space[str] = TextSpace()
@@ -151,6 +153,10 @@ class TextEnv(gymnasium.Env[str, str]):
         if self._thread is not None:
             self._thread.stop()
             self._thread = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A thread stays where it is: a copy starts its own when it needs one.
+        return {key: value for key, value in self.__dict__.items() if key != "_thread"}
 
     @staticmethod
     def check_text(action: Any) -> str:

@@ -154,7 +154,8 @@ def make(id: str | EnvSpec, **kwargs: Any) -> TextEnv:
     if unknown:
         raise RollenvError(
             f"environment '{env_spec.name}' takes no argument '{unknown[0]}'"
-            f"{did_you_mean(unknown[0], keyword_names(entry_point))} (it takes: {', '.join(keyword_names(entry_point)) or 'none'})"
+            f"{did_you_mean(unknown[0], keyword_names(entry_point))} "
+            f"(it takes: {', '.join(keyword_names(entry_point)) or 'none'})"
         )
     env = entry_point(**{**env_spec.kwargs, **kwargs})
     if not isinstance(env, TextEnv):
@@ -197,7 +198,13 @@ def load_plugins() -> None:
         return
     _plugins_loaded = True
     for entry in importlib.metadata.entry_points(group="rollenv.envs"):
-        entry.load()()
+        try:
+            entry.load()()
+        except (ImportError, AttributeError, TypeError) as error:
+            raise RollenvError(
+                f"the entry point '{entry.name}' of group 'rollenv.envs' ({entry.value}) does not load: {error}; "
+                "mend or uninstall the package that declares it"
+            ) from error
 
 
 def load_attribute(path: str, what: str) -> Any:

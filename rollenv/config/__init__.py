@@ -1,0 +1,26 @@
+"""Configuration: typed, frozen, read from TOML and `key=value`, refused early. Importing it loads no torch."""
+
+from rollenv.config.load import load_config, parse_override
+from rollenv.config.train import (
+    AgentConfig,
+    AlgoConfig,
+    CheckpointConfig,
+    EvalConfig,
+    OptimConfig,
+    RolloutConfig,
+    SamplingConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "AgentConfig",
+    "AlgoConfig",
+    "CheckpointConfig",
+    "EvalConfig",
+    "OptimConfig",
+    "RolloutConfig",
+    "SamplingConfig",
+    "TrainConfig",
+    "load_config",
+    "parse_override",
+]

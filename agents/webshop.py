@@ -1,0 +1,164 @@
+"""WebShopAgent: a language model shops, by `search[...]`/`click[...]` or by the numbers of what it can click."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from rollenv.agents.base import Step
+from rollenv.agents.history import History, check_history, conversation, window_start
+from rollenv.agents.llm import last_action
+from rollenv.errors import RollenvError
+from rollenv.messages import Message
+
+ActionFormat = Literal["text", "numbered"]
+
+SYSTEM = {
+    "text": (
+        "You shop in a web store. Buy the product that fulfils the instruction: right kind, all attributes, all "
+        "options chosen, price below the bound. Answer with one action alone on the last line: "
+        "search[words] where there is a search bar, or click[label] with a label from the list."
+    ),
+    "numbered": (
+        "You shop in a web store. Buy the product that fulfils the instruction: right kind, all attributes, all "
+        "options chosen, price below the bound. What can be clicked has its number after it in brackets. Answer "
+        "with one action alone on the last line: search[words] where there is a search bar, or click[number], "
+        "or click[label]."
+    ),
+}
+
+_SEPARATOR = " [SEP] "
+_ACTION = re.compile(r"(search|click)\[(.*)\]", re.IGNORECASE | re.DOTALL)
+_SAME_PAGE = "Same page."
+_IMPOSSIBLE = "That is not possible."
+
+
+class WebShopAgent:
+    """Prompts for WebShop in observation mode `text`.
+
+    Args:
+        action_format: `text` (`click[b09xyz]`) or `numbered` (each clickable has a number after its label; products
+            are shown as `title $price [3]`, and chosen by number or by an unambiguous label).
+        system: the system prompt; None takes the one of the format, `""` means none.
+        history: `"full"` or the number of turns the model sees. With the full history a page that has not changed
+            is not shown again.
+        title_words: cut product titles after so many words (None: whole).
+    """
+
+    def __init__(
+        self,
+        action_format: ActionFormat = "numbered",
+        system: str | None = None,
+        history: History = "full",
+        title_words: int | None = None,
+    ) -> None:
+        if action_format not in SYSTEM:
+            raise RollenvError(f"action_format must be 'text' or 'numbered', not {action_format!r}")
+        self.action_format = action_format
+        self.system = SYSTEM[action_format] if system is None else system
+        self.history = check_history(history)
+        self.title_words = title_words
+
+    # -- what the model reads ------------------------------------------------------------------------------
+
+    def messages(self, history: Sequence[Step]) -> list[Message]:
+        start = window_start(len(history), self.history)
+        texts = [self._read(history, turn) if turn >= start else "" for turn in range(len(history))]
+        return conversation(self.system, texts, history, start)
+
+    def _read(self, history: Sequence[Step], turn: int) -> str:
+        """The user message of a turn. Rendered once: it depends only on turns up to that one."""
+        step = history[turn]
+        if "text" not in step.data:
+            step.data["text"] = self._render(step, history[turn - 1] if turn else None)
+        return str(step.data["text"])
+
+    def _render(self, step: Step, before: Step | None) -> str:
+        refusal = _IMPOSSIBLE + "\n" if before is not None and not before.valid_action else ""
+        if before is not None and self.history == "full" and before.observation == step.observation:
+            step.data["clickables"] = before.data["clickables"]
+            return refusal + _SAME_PAGE
+        instruction, page = split_instruction(step.observation)
+        shown = instruction + "\n" if instruction and (before is None or self.history != "full") else ""
+        lines = list(self._numbered(page, step) if self.action_format == "numbered" else self._plain(page, step))
+        return refusal + shown + "\n".join(lines)
+
+    def _plain(self, page: list[str], step: Step) -> Iterator[str]:
+        available = step.info["available_actions"]
+        step.data["clickables"] = [(label, label) for label in available["clickables"]]
+        for asin, title, price in results(page, set(available["clickables"])):
+            yield f"{asin} {self._cut(title)} {price}".strip() if price else asin
+        actions = [f"click[{label}]" for label in available["clickables"]]
+        yield "Actions: " + " ".join((["search[words]"] if available["has_search_bar"] else []) + actions)
+
+    def _numbered(self, page: list[str], step: Step) -> Iterator[str]:
+        clickables = set(step.info["available_actions"]["clickables"])
+        numbers: list[tuple[str, str]] = []  # (what to click, its label), by number - 1
+        line: list[str] = []
+        for node, title, price in results(page, clickables):
+            if node.lower() not in clickables:
+                if line:
+                    yield " ".join(line)
+                line = [node]
+                continue
+            label = f"{self._cut(title)} {price}" if price else node
+            numbers.append((node.lower(), title if price else node))
+            if price and line:
+                yield " ".join(line)
+                line = []
+            line.append(f"{label} [{len(numbers)}]")
+        step.data["clickables"] = numbers
+        if line:
+            yield " ".join(line)
+
+    def _cut(self, title: str) -> str:
+        return title if self.title_words is None else " ".join(title.split()[: self.title_words])
+
+    # -- what the model writes -----------------------------------------------------------------------------
+
+    def action(self, text: str, step: Step) -> str:
+        written = last_action(text)
+        match = _ACTION.fullmatch(written)
+        if match is None or match[1].lower() != "click" or self.action_format == "text":
+            return written
+        target = match[2].strip().lower()
+        clickables = step.data["clickables"]
+        exact = [click for click, label in clickables if target in (click, label.lower())]
+        if len(set(exact)) == 1:
+            return f"click[{exact[0]}]"
+        if target.isascii() and target.isdigit() and 1 <= int(target) <= len(clickables):
+            return f"click[{clickables[int(target) - 1][0]}]"
+        return written
+
+    def text(self, action: str, step: Step) -> str:
+        match = _ACTION.fullmatch(action)
+        if match is None or match[1].lower() != "click" or self.action_format == "text":
+            return action
+        for number, (click, label) in enumerate(step.data["clickables"], start=1):
+            if click == match[2].lower():
+                return f"click[{number}]" if label.lower() != click else f"click[{click}]"
+        return action
+
+
+def split_instruction(observation: str) -> tuple[str, list[str]]:
+    """The instruction (`""` when the page shows none) and the other nodes of a page in observation mode `text`."""
+    nodes = observation.split(_SEPARATOR)
+    if "Instruction:" not in nodes[:2]:
+        return "", nodes
+    at = nodes.index("Instruction:")
+    return nodes[at + 1] if len(nodes) > at + 1 else "", nodes[:at] + nodes[at + 2 :]
+
+
+def results(page: Sequence[str], clickables: set[str]) -> Iterator[tuple[str, str, str]]:
+    """The nodes of a page: a hit of a result page as one (asin, title, price), anything else as (node, "", "")."""
+    is_results = any(node.startswith("Page ") for node in page[:2])
+    index = 0
+    while index < len(page):
+        node = page[index]
+        if is_results and index + 2 < len(page) and node.lower() in clickables and page[index + 2].startswith("$"):
+            yield node, page[index + 1], page[index + 2]
+            index += 3
+        else:
+            yield node, "", ""
+            index += 1

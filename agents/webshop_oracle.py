@@ -1,0 +1,336 @@
+"""WebShopOracle: a scripted expert for WebShop that sees only what any agent sees.
+
+Invariant: an action depends on the observations and infos of this episode and on the seed of `reset`, on nothing
+else: no catalogue, no goal, no hidden attributes. What it does can therefore be learned from what it read.
+
+It reads a page as a careful shopper would: the first hit whose title names everything that is asked for and whose
+price is under the bound; open it; is every option offered? if not, back to the next such hit; choose the options;
+buy. A hit whose title leaves an attribute open is opened after those, and its Features page is read.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+_SEPARATOR = " [SEP] "
+_PRICE_CLAUSE = re.compile(r",? *and price lower than ([\d.]+) dollars\s*$")
+_OPTION = re.compile(r", and (?=[^:,]+: )")
+_MONEY = re.compile(r"\$([\d,]+(?:\.\d+)?)")
+_PAGE = re.compile(r"Page (\d+) \(")
+_WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
+_FILLER = frozenset(
+    "a an and are as at be but buy by can color could do find flavor for from get has have hello i i'd i'm in is it "
+    "like looking me my need of on or pack pair please scent should show size some style that the they this to "
+    "want which with would you".split()
+)
+"""Words that say nothing about which product is meant."""
+
+NEAR = 3
+"""A title that leaves so many more words open than the best one is still worth a look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the instruction asks for, as far as its words tell."""
+
+    query: str
+    """What to search for first: the instruction without its frame and its price."""
+    core: str
+    """The same without the options."""
+    words: frozenset[str]
+    """Words that the product should account for."""
+    options: tuple[tuple[str, str], ...]
+    """Named options (`color: navy blue`), in the instruction's order; a free instruction names none."""
+    bound: float
+    """Dollars; infinite when there is no bound."""
+    text: str
+    """The whole instruction in lower case, without its price."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A product in a list of hits, or the one whose page is open."""
+
+    asin: str
+    title: str
+    price: float
+    """Dollars; the middle of a range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a page shows."""
+
+    kind: Literal["search", "results", "item", "sub", "other"]
+    clickables: tuple[str, ...] = ()
+    number: int = 1
+    """Of a list of hits: which page of it this is."""
+    hits: tuple[Hit, ...] = ()
+    options: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Option group -> values, on a product's page."""
+    words: frozenset[str] = frozenset()
+    """All words of the page but the instruction's."""
+
+
+# -- reading ----------------------------------------------------------------------------------------------------
+
+
+def words_of(text: str) -> frozenset[str]:
+    """The words of a text in lower case, without filler and without the s of a plural."""
+    words = (word.removesuffix("'s") for word in _WORD.findall(text.lower()))
+    return frozenset(
+        w[:-1] if len(w) > 3 and w.endswith("s") and w[-2] != "s" else w for w in words if w not in _FILLER
+    )
+
+
+def read_request(instruction: str) -> Request:
+    """Takes an instruction apart: WebShop's synthetic form exactly, any other text by its words."""
+    text = instruction.strip().lower()
+    price = _PRICE_CLAUSE.search(text)
+    bound = float(price[1]) if price else float("inf")
+    text = (text[: price.start()] if price else text).strip()
+    core, options = text, ()
+    if text.startswith("find me "):
+        core = text.removeprefix("find me ")
+        colon = core.find(": ")
+        start = core.rfind(" with ", 0, colon) if colon >= 0 else -1
+        if start >= 0:
+            pairs = (part.partition(": ") for part in _OPTION.split(core[start + len(" with ") :]))
+            options = tuple((name, value) for name, _, value in pairs)
+        query, core = core, core[:start] if start >= 0 else core
+    else:
+        query = text
+    return Request(query, core, words_of(core), options, bound, text)
+
+
+def read_page(observation: str, info: dict[str, Any]) -> Page:
+    """Reads an observation of mode `text`, with the clickables that `info` lists."""
+    nodes = observation.split(_SEPARATOR)
+    if "Instruction:" in nodes[:2]:
+        at = nodes.index("Instruction:")
+        nodes = nodes[:at] + nodes[at + 2 :]
+    available = info.get("available_actions") or {}
+    clickables = tuple(available.get("clickables") or ())
+    if available.get("has_search_bar"):
+        return Page("search", clickables)
+    words = words_of(" ".join(nodes))
+    if "buy now" in clickables:
+        return _read_item(nodes, clickables, words)
+    number = next((m for m in map(_PAGE.match, nodes) if m), None)
+    if number:
+        return Page("results", clickables, int(number[1]), tuple(_read_hits(nodes, clickables)))
+    return Page("sub" if "< prev" in clickables else "other", clickables, words=words)
+
+
+def _read_hits(nodes: list[str], clickables: tuple[str, ...]) -> list[Hit]:
+    known = set(clickables)
+    return [
+        Hit(nodes[i].lower(), nodes[i + 1].lower(), _price(nodes[i + 2]))
+        for i in range(len(nodes) - 2)
+        if nodes[i].lower() in known and nodes[i + 2].startswith("$")
+    ]
+
+
+def _read_item(nodes: list[str], clickables: tuple[str, ...], words: frozenset[str]) -> Page:
+    """A product's page: option groups, each followed by its values, then title and price."""
+    at = next((i for i, node in enumerate(nodes) if node.startswith("Price:")), len(nodes))
+    known = set(clickables)
+    groups: dict[str, list[str]] = {}
+    name = ""
+    for node in nodes[2 : max(at - 1, 2)]:  # after "Back to Search" and "< Prev"
+        if node.lower() in known and name:
+            groups[name].append(node.lower())
+        else:
+            name = node.lower()
+            groups[name] = []
+    title = nodes[at - 1].lower() if 0 < at < len(nodes) else ""
+    price = _price(nodes[at]) if at < len(nodes) else 0.0
+    options = {name: tuple(values) for name, values in groups.items() if values}
+    return Page("item", clickables, 1, (Hit("", title, price),), options, words)
+
+
+def _price(text: str) -> float:
+    amounts = [float(amount.replace(",", "")) for amount in _MONEY.findall(text)]
+    return sum(amounts) / len(amounts) if amounts else 0.0
+
+
+# -- shopping ---------------------------------------------------------------------------------------------------
+
+
+class WebShopOracle:
+    """The expert.
+
+    Args:
+        noise: at each decision, the probability of a plausible shopper's mistake instead (another hit, a hit above
+            the bound, a wrong or forgotten option, a needless page, a careless query). It then carries on sensibly
+            from where it is, so that demonstrations hold recoveries.
+        limit: actions after which the episode would be cut; it settles for the best it knows in time to buy.
+    """
+
+    def __init__(self, noise: float = 0.0, limit: int = 15) -> None:
+        self.noise = noise
+        self.limit = limit
+        self.reset(0)
+
+    def reset(self, seed: int) -> None:
+        """Forgets the last episode; `seed` decides the mistakes of the next one."""
+        self._rng = random.Random(f"webshop oracle {seed}")
+        self._request: Request | None = None
+        self._turn = 0
+        self._query = 0
+        self._exhausted: set[int] = set()  # pages of this query's hits where nothing is left to try
+        self._tried: dict[str, int] = {}  # asin -> how many wishes it leaves open
+        self._learned: dict[str, frozenset[str]] = {}  # asin -> words of its Features page
+        self._asin = ""  # the product whose pages are open
+        self._picked: dict[str, str] = {}  # option group -> value chosen on the open product
+        self._settled = False  # out of time: buy what is open
+
+    def act(self, observation: str, info: dict[str, Any]) -> str:
+        """The next action, `search[...]` or `click[...]`."""
+        page = read_page(observation, info)
+        if self._request is None:
+            self._request = read_request(_instruction(observation))
+        self._turn += 1
+        if page.kind == "sub":
+            self._learned[self._asin] = self._learned.get(self._asin, frozenset()) | page.words
+        elif page.kind != "item":
+            self._picked = {}
+        action = ""
+        if self.noise and self._rng.random() < self.noise:
+            action = self._mistake(page, self._request)
+        action = action or self._decide(page, self._request)
+        self._remember(page, action)
+        return action
+
+    def _decide(self, page: Page, request: Request) -> str:
+        if page.kind == "search":
+            return f"search[{self._queries(request)[self._query]}]"
+        if page.kind == "results":
+            return self._choose_hit(page, request)
+        if page.kind == "item":
+            return self._shop(page, request)
+        return "click[< prev]" if "< prev" in page.clickables else "click[back to search]"
+
+    def _remember(self, page: Page, action: str) -> None:
+        """Notes what the action changes that later pages do not show."""
+        label = action[len("click[") : -1]
+        if page.kind == "results" and any(hit.asin == label for hit in page.hits):
+            self._asin = label
+        for group, values in page.options.items():
+            if label in values:
+                self._picked[group] = label
+
+    @property
+    def _left(self) -> int:
+        """Actions left, the present one included."""
+        return self.limit - self._turn + 1
+
+    def _queries(self, request: Request) -> list[str]:
+        head = re.split(r" with | for ", request.core)[0]
+        return [request.query, request.core, head, request.core.replace(",", " ").split()[-1]]
+
+    # -- the list of hits --------------------------------------------------------------------------------------
+
+    def _choose_hit(self, page: Page, request: Request) -> str:
+        """The first hit that leaves the fewest words open, is under the bound and was not tried; or on from here."""
+        needed = 2 + len(request.options)  # open it, choose, buy
+        candidates = self._candidates(page, request)
+        if candidates and self._left >= needed:
+            return f"click[{candidates[0].asin}]"
+        if self._left <= needed + 2 and page.hits:
+            self._settled = True
+            best = min(page.hits, key=lambda hit: self._tried.get(hit.asin, 99))
+            return f"click[{best.asin}]"
+        self._exhausted.add(page.number)
+        if page.number > 1 and page.number - 1 not in self._exhausted and "< prev" in page.clickables:
+            return "click[< prev]"
+        if page.number == 1 and page.hits and "next >" in page.clickables:
+            return "click[next >]"
+        self._query = min(self._query + 1, len(self._queries(request)) - 1)
+        self._exhausted = set()
+        return "click[back to search]"
+
+    def _candidates(self, page: Page, request: Request) -> list[Hit]:
+        """Untried hits under the bound: first those that leave the fewest words open, in the order of the list."""
+        cheap = [hit for hit in page.hits if hit.price <= request.bound]
+        if not cheap:
+            return []
+        most = min(len(self._open(hit, request)) for hit in cheap) + NEAR
+        untried = [hit for hit in cheap if hit.asin not in self._tried and len(self._open(hit, request)) <= most]
+        return sorted(untried, key=lambda hit: len(self._open(hit, request)))
+
+    def _open(self, hit: Hit, request: Request) -> frozenset[str]:
+        """The words of the request that neither the title nor pages already read account for."""
+        return request.words - words_of(hit.title) - self._learned.get(hit.asin, frozenset())
+
+    # -- a product ---------------------------------------------------------------------------------------------
+
+    def _shop(self, page: Page, request: Request) -> str:
+        """Checks price, options and title, then chooses the options and buys; or goes back."""
+        wanted, unmet = wanted_options(page, request)
+        if not self._settled:
+            hit = page.hits[0]
+            accounted = words_of(" ".join((*wanted, *wanted.values()))) | self._learned.get(self._asin, frozenset())
+            unknown = request.words - words_of(hit.title) - accounted
+            wrong = unmet + (hit.price > request.bound)
+            if unknown and not wrong and self._asin not in self._learned and "features" in page.clickables:
+                return "click[features]"
+            if wrong or unknown:
+                self._tried[self._asin] = 2 * wrong + len(unknown)
+                if self._left > 3 + len(wanted):
+                    return "click[< prev]"
+        for group, value in wanted.items():
+            if self._picked.get(group) != value:
+                return f"click[{value}]"
+        return "click[buy now]"
+
+    # -- mistakes ----------------------------------------------------------------------------------------------
+
+    def _mistake(self, page: Page, request: Request) -> str:
+        """A plausible mistake on this page; `""` where there is none to make."""
+        choices: list[str] = []
+        if page.kind == "search":
+            words = request.core.replace(",", "").split()
+            start = self._rng.randrange(len(words))
+            choices = [f"search[{request.core}]", f"search[{' '.join(words[start : start + 3])}]"]
+        elif page.kind == "results":
+            others = [hit.asin for hit in page.hits if hit.asin != self._asin]
+            choices = [f"click[{self._rng.choice(others)}]"] if others else []
+            careless = [hit.asin for hit in page.hits if not self._open(hit, request)]
+            choices += [f"click[{asin}]" for asin in careless[:1]]
+            choices += [f"click[{label}]" for label in ("next >", "back to search") if label in page.clickables]
+        elif page.kind == "item":
+            values = [value for group in page.options.values() for value in group]
+            choices = [f"click[{label}]" for label in ("< prev", "features", "description", "buy now")]
+            choices += [f"click[{value}]" for value in self._rng.sample(values, min(2, len(values)))]
+        return self._rng.choice(choices) if choices else ""
+
+
+def wanted_options(page: Page, request: Request) -> tuple[dict[str, str], int]:
+    """Which values to choose on a product's page (group -> value), and how many wishes it does not offer.
+
+    A request that names its options says what is missing; a free one only tells which offered values it mentions.
+    """
+    wanted: dict[str, str] = {}
+    if request.options:
+        for name, value in request.options:
+            groups = [name] if name in page.options else list(page.options)
+            group = next((g for g in groups if value in page.options[g]), None)
+            if group is not None:
+                wanted[group] = value
+        return wanted, len(request.options) - len(wanted)
+    for group, values in page.options.items():
+        named = [v for v in values if re.search(rf"(?<!\w){re.escape(v)}(?!\w)", request.text)]
+        if named:
+            wanted[group] = max(named, key=len)
+    return wanted, 0
+
+
+def _instruction(observation: str) -> str:
+    """The instruction that the page shows; the whole text when it shows none."""
+    nodes = observation.split(_SEPARATOR)
+    at = nodes.index("Instruction:") + 1 if "Instruction:" in nodes[:2] else 0
+    return nodes[at] if at < len(nodes) else observation

@@ -1,0 +1,153 @@
+"""The words of the generated store: departments, kinds of product, attributes, options, brands and filler.
+
+The kinds themselves stand in `store_kinds.txt`, beside this file.
+
+Everything here was invented for rollenv. The language is small on purpose (under a thousand distinct words), and
+it keeps these rules, which `tests/envs/webshop/test_store.py` checks:
+
+- within a kind, the words of one attribute are never covered by the kind's name and two other attributes, so a
+  title can be judged word by word;
+- two attributes of one kind, and two values of one option, are never alike in the reward's fuzzy sense;
+- no filler contains an attribute, so a page names exactly the attributes its product has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of product, as a shopper would name it."""
+
+    noun: str
+    """What is sold: the query field, and literally part of every title."""
+    section: str
+    """Second level of the category path (the department is the first, the noun the third)."""
+    before: tuple[str, ...]
+    """Attributes that stand before the noun ("wireless headphones")."""
+    having: tuple[str, ...]
+    """Attributes that follow "with" ("headphones with deep bass")."""
+    use: tuple[str, ...]
+    """Attributes that follow "for" ("headphones for travel")."""
+    options: tuple[str, ...]
+    """Option groups as `name` or `name=palette`, keys of PALETTES."""
+    price: int
+    """Dollars that the cheapest products of this kind are around."""
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _departments(table: str) -> dict[str, tuple[str, tuple[Kind, ...]]]:
+    """Reads `store_kinds.txt`: `[department | root]` lines, each followed by its kinds, one a line."""
+    departments: dict[str, tuple[str, tuple[Kind, ...]]] = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("[]").split("|")]
+        if line.startswith("["):
+            department, root = cells
+            departments[department] = (root, ())
+        elif line and not line.startswith("#"):
+            noun, section, before, having, use, options, price = cells
+            kind = Kind(noun, section, _split(before), _split(having), _split(use), _split(options), int(price))
+            departments[department] = (root, (*departments[department][1], kind))
+    return departments
+
+
+DEPARTMENTS = _departments((Path(__file__).parent / "store_kinds.txt").read_text(encoding="utf-8"))
+"""Department (the `category` field) -> its name in category paths, and its kinds."""
+
+PALETTES: dict[str, tuple[str, ...]] = {
+    name: _split(values)
+    for name, values in {
+        "color": "black, white, navy blue, red, forest green, gray, pink, purple, yellow, orange, brown, beige, "
+        "teal, rose gold, silver, ivory, khaki, maroon, turquoise, coral, charcoal, olive",
+        "size=clothes": "small, medium, large, xl, xxl",
+        "size=shoes": "six, seven, eight, nine, ten, eleven",
+        "size=bed": "twin, full, queen, king",
+        "size=bottle": "2 ounce, 4 ounce, 8 ounce, 12 ounce, 16 ounce",
+        "size=cups": "12 ounce, 16 ounce, 20 ounce, 24 ounce, 32 ounce",
+        "size=bags": "8 ounce, 12 ounce, 16 ounce, 24 ounce, 32 ounce",
+        "size=pans": "8 inch, 9 inch, 10 inch, 11 inch, 12 inch",
+        "size=pads": "small, medium, large, king",
+        "size=phones": "mini, regular, plus, max",
+        "size=shelf": "two tier, three tier, four tier, five tier",
+        "size=plush": "8 inch, 12 inch, 16 inch, 24 inch",
+        "size=liters": "20 liter, 25 liter, 30 liter, 40 liter",
+        "style=tech": "basic, pro, sport, studio",
+        "style=keys": "full layout, tenkeyless, split, number pad",
+        "style=brush": "paddle, oval, vented, comb",
+        "style=lamp": "arched, clamp, tripod, classic",
+        "style=plain": "floral, geometric, marble, solid",
+        "style=knife": "santoku, paring, utility, carving",
+        "style=puzzle": "map, castle, ocean, garden, train",
+        "style=games": "strategy, trivia, word, dice",
+        "style=animals": "bear, bunny, elephant, fox, owl, dinosaur",
+        "style=bag": "tote, messenger, backpack, sling",
+        "flavor": "dark chocolate, vanilla, peanut butter, caramel, strawberry, lemon, cinnamon, coconut, maple",
+        "flavor=lips": "cherry, mango, honey, vanilla, strawberry, watermelon",
+        "flavor=tea": "ginger, mint, lemon, jasmine, peach, honey",
+        "flavor=savory": "barbecue, garlic, chili, honey, ranch, rosemary",
+        "scent": "lavender, vanilla, citrus, rose, coconut, eucalyptus",
+        "pack": "one, two, four, six, twelve",
+        "level": "easy, medium, hard, expert",
+        "size=sets": "mini set, starter set, family set, giant set",
+        "players": "two, four, six, eight",
+        "people": "two, four, six, eight",
+        "length": "4 feet, 6 feet, 8 feet, 10 feet, 12 feet",
+        "length=blade": "5 inch, 6 inch, 8 inch, 10 inch",
+        "thickness": "6 mm, 8 mm, 10 mm, 12 mm",
+        "weight": "5 pounds, 8 pounds, 10 pounds, 15 pounds, 20 pounds",
+        "power": "10 watt, 20 watt, 30 watt, 40 watt",
+        "capacity": "5000 mah, 10000 mah, 20000 mah, 30000 mah",
+        "material": "oak, walnut, bamboo, pine, metal",
+        "firmness": "soft, medium, firm",
+        "roast": "light, medium, dark, french",
+        "paper": "lined, dotted, blank, grid",
+        "tip": "fine, medium, bold",
+    }.items()
+}
+"""Option group (the part before `=` is its name on the page) -> the values that a shop knows for it."""
+
+BRANDS = _split(
+    "velora, brisko, tamsin, orvane, kelpo, nuvita, marlow, dexter, pindor, halvik, zorella, quillon, fernley, "
+    "baxton, lumaro, cadenza, ostrava, wimble, grovato, sarno, pelmira, jontu, ravello, tiburon, ekko, mistral, "
+    "norwick, alpina, corvano, dunmore, fiesta, glimmo, hathor, ilvana, jasper, kordan"
+)
+"""Invented makers."""
+
+LEAN = _split("from the house of {brand}, a simple choice by {brand}, made by {brand}, new from {brand}")
+"""Short descriptions."""
+
+RICH = (
+    "these {noun} are {attribute}",
+    "{attribute} {noun}",
+    "enjoy {attribute} {noun}",
+    "you asked for {attribute}",
+    "a new kind of {attribute}",
+)
+"""Sentences of long descriptions, which repeat what the title says and so rank well."""
+
+MATCHES = ("goes well with {value}", "pairs nicely with our {value} line", "not sold in {value} this season")
+"""What long descriptions say about option values that the product may or may not offer."""
+
+PASSING = ("ask us about {word}", "more on {word} below", "see {word} on our page")
+"""What long descriptions say about a single word of an attribute that the product does not have."""
+
+CLAIMS = _split(
+    "as promised, tested twice, every day, you will notice, our customers say, made to last, worth it, by design, "
+    "no fuss, that is all"
+)
+"""What a feature line says after the attribute."""
+
+HUMAN = (
+    "i am looking for {noun} that are {attributes}{options}",
+    "i need {attributes} {noun}{options}",
+    "can you find me some {noun}? they should be {attributes}{options}",
+    "i want to buy {noun}, {attributes}{options} please",
+    "looking for {attributes} {noun}{options}",
+    "show me {noun} which are {attributes}{options}",
+)
+"""How people ask. `attributes` reads "slim and machine washable", `options` ", in navy blue, size xl"."""

@@ -1,0 +1,189 @@
+"""What `rollenv train` can be told. Every field says what it means where it is declared."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A frozen section that refuses keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class AgentConfig(Section):
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    name: str = "llm"
+    """Which agent; further keys of this section are its arguments (`action_format`, `history`, `system`, ...)."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The agent's own arguments."""
+        return dict(self.model_extra or {})
+
+
+class SamplingConfig(Section):
+    """How completions are sampled while training."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of the policy that is trained."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k most probable tokens; 0 keeps all. Cut distributions make importance ratios inexact."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the smallest set of tokens with this mass."""
+    max_tokens: int = Field(64, ge=1)
+    """New tokens per turn at most."""
+
+
+class RolloutConfig(Section):
+    """How episodes are played."""
+
+    concurrency: int = Field(128, ge=1)
+    """Episodes in flight."""
+    groups: int = Field(16, ge=1)
+    """Groups (tasks) per training step."""
+    group_size: int = Field(8, ge=1)
+    """Episodes per group."""
+    eta: float = Field(0.0, ge=0)
+    """Asynchronous ratio: how many versions old a group may be when it trains; 0 is synchronous."""
+    filter: Literal["keep", "drop", "refill"] = "drop"
+    """Groups whose episodes all have the same return: train them, leave them out, or play others instead."""
+    max_refills: int = Field(32, ge=0)
+    """With `refill`, groups replaced per step at most."""
+    max_attempts: int = Field(3, ge=1)
+    """Tries of an episode that fails, each on a fresh environment."""
+    max_turns: int | None = Field(None, ge=1)
+    """Turns per episode; none takes the environment's own."""
+    max_tokens: int | None = Field(None, ge=8)
+    """Tokens of context per episode, prompt and answers together; none takes the model's own."""
+    reset_seconds: float = Field(60.0, gt=0)
+    """Deadline of a reset."""
+    step_seconds: float = Field(60.0, gt=0)
+    """Deadline of a step."""
+    generate_seconds: float = Field(300.0, gt=0)
+    """Deadline of a completion."""
+    episode_seconds: float = Field(3600.0, gt=0)
+    """Deadline of an episode."""
+    kv_mib: int = Field(1024, ge=16)
+    """Memory for the engine's key-value cache, MiB."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the engine."""
+
+
+class AlgoConfig(Section):
+    """The algorithm."""
+
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """Group-relative advantage."""
+    loss: Literal["ppo_clip", "plain"] = "ppo_clip"
+    """Loss per token."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """Ratios below 1 - clip_low are clipped."""
+    clip_high: float = Field(0.2, ge=0)
+    """Ratios above 1 + clip_high are clipped."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound on the loss of tokens with negative advantage, as a multiple of it."""
+    aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "constant"] = "token_mean"
+    """How token losses become one number."""
+    constant_length: int | None = Field(None, ge=1)
+    """L_max of the aggregation `constant`."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL divergence to the policy the run started from; 0 keeps no reference in memory."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that divergence, in the loss."""
+    entropy_coef: float = 0.0
+    """Weight of an entropy bonus."""
+    correction: Literal["none", "tis"] = "none"
+    """Correction for the gap between sampler and trainer."""
+    tis_cap: float = Field(2.0, gt=0)
+    """Cap C of truncated importance sampling."""
+    invalid_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the return for each action that the environment refused."""
+
+    @model_validator(mode="after")
+    def _constant_needs_length(self) -> AlgoConfig:
+        if self.aggregation == "constant" and self.constant_length is None:
+            raise ValueError("aggregation 'constant' needs algo.constant_length")
+        return self
+
+
+class OptimConfig(Section):
+    """How weights are updated."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Decay of AdamW's two averages."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay of matrices."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning-rate schedule over the run's training steps."""
+    warmup: int = Field(0, ge=0)
+    """Training steps of linear warm-up."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each batch."""
+    minibatches: int = Field(1, ge=1)
+    """Updates per pass; each takes its part of the groups."""
+    microbatch_tokens: int = Field(16384, ge=64)
+    """Tokens per forward pass: gradients are accumulated over as many as a minibatch needs."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of training (weights stay in fp32)."""
+
+
+class EvalConfig(Section):
+    """Evaluation on a fixed panel while training."""
+
+    every: int = Field(20, ge=0)
+    """Training steps between evaluations; 0 evaluates at the end only."""
+    episodes: int = Field(200, ge=1)
+    """Tasks on the panel: the first of the split."""
+    split: str = "test"
+    """Split of the panel."""
+    temperature: float = Field(0.0, ge=0)
+    """Temperature of evaluation; 0 takes the most probable token."""
+
+
+class CheckpointConfig(Section):
+    """What is kept on disk."""
+
+    every: int = Field(20, ge=0)
+    """Training steps between checkpoints; 0 writes one at the end only. Ctrl-C always writes one."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept, the newest."""
+
+
+class TrainConfig(Section):
+    """A training run."""
+
+    env: str
+    """Id or short name of the environment."""
+    env_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment (`data`, `goals`, ...)."""
+    model: str = "seed"
+    """A model folder or hub name; `seed`, the environment's shipped seed policy; `scratch`, makes one anew first."""
+    seed: int = Field(0, ge=0)
+    """Decides everything random in the run."""
+    steps: int = Field(100, ge=1)
+    """Training steps."""
+    split: str = "train"
+    """Split of the tasks to train on."""
+    out: str | None = None
+    """Folder of the run; none makes `runs/<env>-<time>`."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto`."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of torch; 0 takes all cores."""
+    agent: AgentConfig = AgentConfig()
+    sampling: SamplingConfig = SamplingConfig()  # type: ignore[call-arg]
+    rollout: RolloutConfig = RolloutConfig()  # type: ignore[call-arg]
+    algo: AlgoConfig = AlgoConfig()  # type: ignore[call-arg]
+    optim: OptimConfig = OptimConfig()  # type: ignore[call-arg]
+    eval: EvalConfig = EvalConfig()  # type: ignore[call-arg]
+    checkpoint: CheckpointConfig = CheckpointConfig()  # type: ignore[call-arg]

@@ -1,0 +1,102 @@
+"""Evaluation: an agent on a frozen panel of tasks, as numbers and as trajectories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rollenv.evaluation.statistics import wilson
+from rollenv.files import write_atomically
+from rollenv.rollout.groups import Group, GroupRequest
+from rollenv.rollout.play import Play
+from rollenv.rollout.scheduler import Scheduler
+from rollenv.tasks import Panel
+from rollenv.trajectory import StopReason, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What an evaluation found.
+
+    `success_rate` counts over all episodes that were to be played: one that failed for good (`failed`) is no success.
+    `ci95` is Wilson's interval; `mean_reward` and `mean_turns` are over the episodes that ended.
+    """
+
+    env: str
+    split: str
+    tasks_sha256: str
+    episodes: int
+    failed: int
+    success_rate: float
+    ci95: tuple[float, float]
+    mean_reward: float
+    mean_turns: float
+
+
+async def play_panel(
+    play: Play,
+    panel: Panel,
+    seed: int,
+    concurrency: int,
+    samples: int = 1,
+    max_attempts: int = 3,
+    progress: Callable[[Group, int], None] | None = None,
+) -> list[Trajectory]:
+    """Plays every task of the panel `samples` times; the trajectories come in the panel's order.
+
+    Args:
+        seed: decides every episode's seed, together with its place on the panel.
+        progress: called with each group as it finishes and the number finished so far.
+
+    Raises:
+        RollenvError: episodes fail and fail (see Scheduler).
+    """
+    scheduler = Scheduler(play, concurrency, max_attempts)
+    try:
+        for index, task in enumerate(panel.ids):
+            scheduler.submit(GroupRequest(index, task, samples, seed))
+        groups: list[Group] = []
+        for _ in panel.ids:
+            groups.append(await scheduler.next_group())
+            if progress is not None:
+                progress(groups[-1], len(groups))
+    finally:
+        await scheduler.close()
+    groups.sort(key=lambda group: group.request.index)
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def summarize(env: str, panel: Panel, trajectories: Sequence[Trajectory]) -> Summary:
+    """The figures of an evaluation of at least one episode."""
+    ended = [t for t in trajectories if t.stop is not StopReason.FAILED]
+    successes = sum(bool(t.success) for t in ended)
+    return Summary(
+        env=env,
+        split=panel.split,
+        tasks_sha256=panel.sha256,
+        episodes=len(trajectories),
+        failed=len(trajectories) - len(ended),
+        success_rate=successes / len(trajectories),
+        ci95=wilson(successes, len(trajectories)),
+        mean_reward=sum(t.reward for t in ended) / max(1, len(ended)),
+        mean_turns=sum(len(t.turns) for t in ended) / max(1, len(ended)),
+    )
+
+
+def write_results(
+    folder: Path, summary: Summary, trajectories: Iterable[Trajectory], facts: dict[str, Any] | None = None
+) -> None:
+    """Writes `summary.json` and `trajectories.jsonl` into `folder`, each atomically.
+
+    Args:
+        facts: further keys of the summary (which agent, which model, which seed).
+
+    Raises:
+        RollenvError: the folder cannot be written.
+    """
+    lines = (json.dumps(t.to_dict() | {"tasks_sha256": summary.tasks_sha256}) + "\n" for t in trajectories)
+    write_atomically(folder / "trajectories.jsonl", lines)
+    write_atomically(folder / "summary.json", [json.dumps(asdict(summary) | (facts or {}), indent=2) + "\n"])

@@ -1,0 +1,249 @@
+"""One episode: a coroutine that plays an environment and leaves exactly one Trajectory, whatever happens.
+
+Invariant: `play_episode` always returns a Trajectory with a StopReason. A fault of the environment or the engine
+becomes a labelled Failure, never a reward; a cancellation reaches the engine before it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
+from rollenv.core import TextEnv
+from rollenv.inference.base import Engine, EngineError, SamplingParams
+from rollenv.inference.chat import ChatFormat, Conversation
+from rollenv.seeding import derive_seed
+from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRequest:
+    """Which episode to play. Everything random in it follows from `seed`, also when it is tried again."""
+
+    task: str
+    seed: int
+    group: int = 0
+    sample: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Bounds of one episode; None means no bound. Seconds are wall-clock."""
+
+    max_turns: int | None = None
+    max_tokens: int | None = None
+    """Bound on the context: prompt and completion tokens together."""
+    reset_seconds: float | None = 60.0
+    step_seconds: float | None = 60.0
+    generate_seconds: float | None = 300.0
+    episode_seconds: float | None = 3600.0
+
+
+class Fault(Exception):
+    """A fault on its way to becoming a `Failure`."""
+
+    def __init__(self, where: FaultPlace, kind: FaultKind, message: str) -> None:
+        super().__init__(message)
+        self.where, self.kind, self.message = where, kind, message
+
+
+class OutOfTokens(Exception):
+    """The next prompt would not leave room for an answer."""
+
+
+class Player(Protocol):
+    """Acts in one episode."""
+
+    async def act(self, history: list[Step], turn: Turn) -> str:
+        """The action for `history[-1]`; fills the token fields of `turn` when there are tokens.
+
+        Raises:
+            Fault: the agent or the engine failed.
+            OutOfTokens: the context is full.
+        """
+        ...
+
+    async def close(self, aborted: bool) -> None:
+        """The episode is over: frees what it held in the engine."""
+        ...
+
+
+class ScriptedPlayer:
+    """Lets a program act."""
+
+    def __init__(self, agent: ScriptedAgent, seed: int) -> None:
+        self._agent = agent
+        agent.reset(seed)
+
+    async def act(self, history: list[Step], turn: Turn) -> str:
+        try:
+            action: str = self._agent.act(history[-1].observation, history[-1].info)
+        except Exception as error:
+            raise Fault("agent", "crash", describe(error)) from error
+        turn.completion = action
+        return action
+
+    async def close(self, aborted: bool) -> None:
+        return None
+
+
+class ModelPlayer:
+    """Lets a language model act through an engine; its tokens are recorded as they were sampled."""
+
+    def __init__(
+        self,
+        agent: ChatAgent,
+        engine: Engine,
+        chat: ChatFormat,
+        sampling: SamplingParams,
+        request: EpisodeRequest,
+        limits: EpisodeLimits,
+        session: str,
+    ) -> None:
+        self._agent, self._engine, self._chat, self._sampling = agent, engine, chat, sampling
+        self._request, self._limits, self._session = request, limits, session
+        self._conversation = Conversation(chat)
+
+    async def act(self, history: list[Step], turn: Turn) -> str:
+        index = len(history) - 1
+        try:
+            prompt, turn.prompt_ids, turn.fork = self._conversation.prompt(self._agent.messages(history))
+        except Exception as error:
+            raise Fault("agent", "crash", describe(error)) from error
+        room = math.inf if self._limits.max_tokens is None else self._limits.max_tokens - len(prompt)
+        if room < 1:
+            raise OutOfTokens
+        sampling = replace(
+            self._sampling,
+            max_tokens=int(min(self._sampling.max_tokens, room)),
+            seed=derive_seed(self._request.seed, "turn", index),
+        )
+        await self._generate(prompt, sampling, turn)
+        self._conversation.answered(index, turn.completion_ids, turn.completion)
+        try:
+            return str(self._agent.action(turn.completion, history[-1]))
+        except Exception as error:
+            raise Fault("agent", "crash", describe(error)) from error
+
+    async def _generate(self, prompt: list[int], sampling: SamplingParams, turn: Turn) -> None:
+        call = self._engine.generate(prompt, sampling, session=self._session)
+        completion = await guarded(call, "engine", self._limits.generate_seconds, "generate")
+        if completion.finish_reason == "aborted":
+            raise Fault("engine", "crash", "the engine aborted the completion")
+        lengths = {len(completion.ids), len(completion.logprobs), len(completion.policy_versions)}
+        if len(lengths) != 1 or not completion.ids or not all(math.isfinite(x) for x in completion.logprobs):
+            raise Fault("engine", "bad_output", f"ids, log-probabilities and versions do not fit: lengths {lengths}")
+        turn.completion_ids, turn.logprobs = completion.ids, completion.logprobs
+        turn.policy_versions = completion.policy_versions
+        turn.completion = self._chat.decode(completion.ids)
+
+    async def close(self, aborted: bool) -> None:
+        if aborted:
+            await self._engine.abort(self._session)
+        await self._engine.release(self._session)
+
+
+async def play_episode(
+    env: TextEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, env_name: str
+) -> Trajectory:
+    """Plays one episode to its end, its limits, its fault or its cancellation.
+
+    A cancellation of the calling task ends the episode as `ABORTED` and is swallowed: the trajectory is the answer.
+    """
+    trajectory = Trajectory(
+        env=env_name,
+        task=request.task,
+        seed=request.seed,
+        group=request.group,
+        sample=request.sample,
+        attempt=request.attempt,
+    )
+    try:
+        async with asyncio.timeout(limits.episode_seconds):
+            trajectory.stop = await _play(env, player, request, limits, trajectory)
+    except asyncio.CancelledError:
+        trajectory.stop = StopReason.ABORTED
+    except TimeoutError:
+        message = f"the episode took longer than {limits.episode_seconds} s"
+        _fail(trajectory, Fault("env", "timeout", message))
+    except Fault as fault:
+        _fail(trajectory, fault)
+    try:
+        await player.close(aborted=trajectory.stop in (StopReason.ABORTED, StopReason.FAILED))
+    except EngineError as error:
+        _fail(trajectory, Fault("engine", "crash", describe(error)))
+    return trajectory
+
+
+async def _play(
+    env: TextEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, trajectory: Trajectory
+) -> StopReason:
+    reset = env.areset(seed=request.seed % 2**31, options={"task": request.task})
+    observation, info = _checked_reset(await guarded(reset, "env", limits.reset_seconds, "reset"))
+    history = [Step(observation, info)]
+    while True:
+        if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
+            return StopReason.MAX_TURNS
+        step, turn = history[-1], Turn(observation)
+        began = time.perf_counter()
+        try:
+            turn.action = await player.act(history, turn)
+        except OutOfTokens:
+            return StopReason.MAX_TOKENS
+        acted = time.perf_counter()
+        trajectory.turns.append(turn)
+        result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step")
+        observation, turn.reward, terminated, truncated, info = _checked_step(result)
+        turn.seconds = {"generate": acted - began, "env": time.perf_counter() - acted}
+        turn.valid_action = bool(info.get("valid_action", True))
+        step.completion, step.action, step.valid_action = turn.completion, turn.action, turn.valid_action
+        if terminated or truncated:
+            trajectory.success = bool(info["success"]) if "success" in info else None
+            trajectory.info = {key: info[key] for key in ("reward_parts",) if key in info}
+            return StopReason.TERMINATED if terminated else StopReason.TRUNCATED
+        history.append(Step(observation, info))
+
+
+async def guarded(call: Awaitable[T], where: FaultPlace, seconds: float | None, what: str) -> T:
+    """Awaits `call` under a deadline and turns whatever goes wrong into a `Fault` at `where`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await call
+    except TimeoutError as error:
+        raise Fault(where, "timeout", f"{what} took longer than {seconds} s") from error
+    except Exception as error:
+        raise Fault(where, "crash", f"{what}: {describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}".strip().rstrip(":")
+
+
+def _fail(trajectory: Trajectory, fault: Fault) -> None:
+    trajectory.stop = StopReason.FAILED
+    turn = len(trajectory.turns) - 1 if trajectory.turns else None
+    trajectory.failure = Failure(fault.where, fault.kind, fault.message, turn)
+
+
+def _checked_reset(result: Any) -> tuple[str, dict[str, Any]]:
+    match result:
+        case (str() as observation, dict() as info):
+            return observation, info
+    raise Fault("env", "bad_output", f"reset must return (str, dict), not {result!r:.200}")
+
+
+def _checked_step(result: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    match result:
+        case (str() as observation, (float() | int()) as reward, terminated, truncated, dict() as info):
+            if math.isfinite(reward):
+                return observation, float(reward), bool(terminated), bool(truncated), info
+    raise Fault("env", "bad_output", f"step must return (str, finite float, bool, bool, dict), not {result!r:.200}")

@@ -1,0 +1,65 @@
+"""The ledger: where every dispatched episode went.
+
+Invariant, at all times: dispatched = finished + failed + cancelled + in flight.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollenv.trajectory import StopReason, Trajectory
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counts of episodes (each attempt is one), and what was spent on those that came to nothing.
+
+    `wasted_tokens` are completion tokens of failed and cancelled episodes; `failures` counts `where/kind`.
+    """
+
+    dispatched: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    in_flight: int = 0
+    retried: int = 0
+    tokens: int = 0
+    wasted_tokens: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def dispatch(self) -> None:
+        """An episode starts."""
+        self.dispatched += 1
+        self.in_flight += 1
+
+    def settle(self, trajectory: Trajectory) -> None:
+        """An episode that was dispatched has ended."""
+        self.in_flight -= 1
+        tokens = trajectory.n_completion_tokens
+        self.tokens += tokens
+        if trajectory.stop is StopReason.ABORTED:
+            self.cancelled += 1
+            self.wasted_tokens += tokens
+        elif trajectory.stop is StopReason.FAILED:
+            self.failed += 1
+            self.wasted_tokens += tokens
+            if trajectory.failure is not None:
+                self.failures[f"{trajectory.failure.where}/{trajectory.failure.kind}"] += 1
+        else:
+            self.finished += 1
+
+    @property
+    def balanced(self) -> bool:
+        """The invariant."""
+        return self.dispatched == self.finished + self.failed + self.cancelled + self.in_flight
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable; `from_dict` reads it back."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"failures": dict(self.failures)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Ledger:
+        """The inverse of `to_dict`."""
+        return cls(**{**data, "failures": Counter(data["failures"])})

@@ -1,0 +1,61 @@
+"""Ways to play an episode request: a model through an engine, or a program. What a scheduler is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from rollenv.agents.base import ChatAgent, ScriptedAgent
+from rollenv.inference.base import Engine, SamplingParams
+from rollenv.inference.chat import ChatFormat
+from rollenv.rollout.env_pool import EnvPool
+from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest, ModelPlayer, Player, ScriptedPlayer, play_episode
+from rollenv.seeding import derive_seed
+from rollenv.trajectory import StopReason, Trajectory
+
+Play = Callable[[EpisodeRequest], Coroutine[Any, Any, Trajectory]]
+"""Plays one attempt; returns its trajectory whatever happens, and `ABORTED` when it is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlay:
+    """Plays requests with a language model. `label` keeps its sessions apart from others' in the same engine."""
+
+    pool: EnvPool
+    env_name: str
+    agent: ChatAgent
+    engine: Engine
+    chat: ChatFormat
+    sampling: SamplingParams
+    limits: EpisodeLimits
+    label: str = "train"
+
+    async def __call__(self, request: EpisodeRequest) -> Trajectory:
+        session = f"{self.label}/{request.group}/{request.sample}/{request.attempt}"
+        player = ModelPlayer(self.agent, self.engine, self.chat, self.sampling, request, self.limits, session)
+        return await _with_env(self.pool, player, request, self.limits, self.env_name)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedPlay:
+    """Plays requests with a program; `make_agent` gives a fresh one per episode."""
+
+    pool: EnvPool
+    env_name: str
+    make_agent: Callable[[], ScriptedAgent]
+    limits: EpisodeLimits
+
+    async def __call__(self, request: EpisodeRequest) -> Trajectory:
+        player = ScriptedPlayer(self.make_agent(), derive_seed(request.seed, "agent"))
+        return await _with_env(self.pool, player, request, self.limits, self.env_name)
+
+
+async def _with_env(
+    pool: EnvPool, player: Player, request: EpisodeRequest, limits: EpisodeLimits, env_name: str
+) -> Trajectory:
+    env = pool.acquire()
+    trajectory = await play_episode(env, player, request, limits, env_name)
+    # A thread may still be inside the environment of a failed or cancelled episode.
+    pool.release(env, healthy=trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED))
+    return trajectory

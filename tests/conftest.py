@@ -1,0 +1,55 @@
+"""What every test can ask for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Before torch is loaded: its idle OpenMP threads would spin, which slows everything else on a small machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+ROOT = Path(__file__).resolve().parents[1]
+# Helpers that live beside the tests: `from conformance.toy import ...`.
+sys.path.insert(0, str(ROOT / "tests"))
+
+import gymnasium  # noqa: E402
+import pytest  # noqa: E402
+
+from rollenv import registration  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """Path of real data by its relative path; the test is skipped where that data is missing.
+
+    It lies in `../shared/data` beside the repository, or where $ROLLENV_TEST_DATA says.
+    """
+    folder = Path(os.environ.get("ROLLENV_TEST_DATA") or ROOT.parent / "shared" / "data")
+
+    def find(relative: str) -> Path:
+        path = folder / relative
+        if not path.exists():
+            pytest.skip(f"needs real data: {path} does not exist (set ROLLENV_TEST_DATA to the folder that has it)")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def temp_registry() -> Iterator[dict[str, registration.EnvSpec]]:
+    """The registry of environments; what a test registers, here and in gymnasium, is forgotten after it."""
+    registration.load_plugins()
+    ours, mirrored = dict(registration.registry), dict(gymnasium.registry)
+    yield registration.registry
+    for live, kept in ((registration.registry, ours), (gymnasium.registry, mirrored)):
+        live.clear()
+        live.update(kept)

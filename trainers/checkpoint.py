@@ -1,0 +1,90 @@
+"""Checkpoints: the whole state of a run in a folder that is either whole or not there.
+
+`checkpoints/step-000020/` holds `model/` (a `transformers` folder), `trainer.pt` (optimizer and generators) and
+`state.json` (config, step, cursor, ledger, where `metrics.jsonl` stood).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollenv.errors import RollenvError
+from rollenv.files import new_folder
+from rollenv.trainers.policy import Policy
+
+_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint on disk."""
+
+    folder: Path
+    step: int
+
+    @property
+    def model(self) -> Path:
+        """Its `transformers` folder."""
+        return self.folder / "model"
+
+    def state(self) -> dict[str, Any]:
+        """Content of `state.json`. Raises RollenvError when it is missing or torn."""
+        try:
+            state: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise RollenvError(f"checkpoint '{self.folder}' has no whole state.json: {error}; use another") from error
+        return state
+
+    def tensors(self) -> dict[str, Any]:
+        """Content of `trainer.pt`. Raises RollenvError when it is missing or torn."""
+        try:
+            tensors: dict[str, Any] = torch.load(self.folder / "trainer.pt", map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise RollenvError(f"checkpoint '{self.folder}' has no whole trainer.pt: {error!s:.200}") from error
+        return tensors
+
+
+def write(
+    run: Path, step: int, policy: Policy, tensors: dict[str, Any], state: dict[str, Any], keep: int
+) -> Checkpoint:
+    """Writes the checkpoint of `step` and removes all but the newest `keep`.
+
+    Raises:
+        RollenvError: it cannot be written (a full disk, say); the older ones are untouched.
+    """
+    folder = run / "checkpoints" / f"step-{step:06d}"
+    try:
+        with new_folder(folder) as temporary:
+            policy.save(temporary / "model")
+            torch.save(tensors, temporary / "trainer.pt")
+            (temporary / "state.json").write_text(json.dumps(state, indent=1))
+    except Exception as error:  # each library has its own class for a full disk
+        last = newest(run)
+        whole = f"the last whole one is '{last.folder}'" if last else "there is none yet"
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise RollenvError(
+            f"cannot write checkpoint '{folder}': {reason:.200}; {whole}: make room, then continue with --resume"
+        ) from error
+    for old in found(run)[:-keep]:
+        shutil.rmtree(old.folder, ignore_errors=True)
+    return Checkpoint(folder, step)
+
+
+def found(run: Path) -> list[Checkpoint]:
+    """The checkpoints of a run, oldest first."""
+    folders = (run / "checkpoints").glob("step-*") if (run / "checkpoints").is_dir() else ()
+    steps = [(int(match[1]), folder) for folder in folders if (match := _NAME.fullmatch(folder.name))]
+    return [Checkpoint(folder, step) for step, folder in sorted(steps)]
+
+
+def newest(run: Path) -> Checkpoint | None:
+    """The newest checkpoint of a run."""
+    checkpoints = found(run)
+    return checkpoints[-1] if checkpoints else None

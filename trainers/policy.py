@@ -1,0 +1,142 @@
+"""Policy: a causal language model that is trained, its tokenizer, and log-probabilities of packed segments."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from rollenv.errors import RollenvError
+from rollenv.inference.chat import ChatFormat
+from rollenv.trainers.packing import ATTENTION, PackedRow
+
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(slots=True)
+class Policy:
+    """A model to train. Weights stay in fp32; `precision` is that of the arithmetic (autocast for bf16)."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    chat: ChatFormat
+    device: torch.device
+    precision: Precision
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "cpu", precision: Precision = "fp32") -> Policy:
+        """Loads a `transformers` folder, or a hub name.
+
+        Raises:
+            RollenvError: it is not a folder with a causal language model and a tokenizer.
+        """
+        model, tokenizer = load_model(path)
+        return cls.of(model, tokenizer, device, precision)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: Any, device: str = "cpu", precision: Precision = "fp32") -> Policy:
+        """A policy from parts; takes the model over (its attention becomes the packed one)."""
+        model = model.float().to(device)
+        model.config._attn_implementation = ATTENTION
+        model.train()
+        return cls(model, tokenizer, ChatFormat(tokenizer), torch.device(device), precision)
+
+    @contextlib.contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Autocast, when the precision asks for it."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            yield
+
+    def hidden(self, row: PackedRow) -> Tensor:
+        """Last hidden states of a packed row, shape [T, d]."""
+        output = self.model.get_decoder()(
+            input_ids=row.ids_T[None], position_ids=row.positions_T[None], use_cache=False, packed=row
+        )
+        return output.last_hidden_state[0]
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """fp32 logits [N, V] for N selected hidden states: the vocabulary is only computed where it is needed."""
+        return self.model.get_output_embeddings()(hidden_ND).float()
+
+    def logprobs(
+        self,
+        row: PackedRow,
+        rows_N: Tensor,
+        targets_N: Tensor,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of each target and entropy (nats) at its place, shapes N.
+
+        Args:
+            rows_N: places in the packed row whose next token is predicted.
+            targets_N: those next tokens.
+            temperature: that of the sampling whose policy is trained.
+            entropy_gradient: whether the entropy carries a gradient.
+        """
+        with self.arithmetic():
+            logits_NV = self.logits(self.hidden(row)[rows_N]) / temperature
+        logp_NV = torch.log_softmax(logits_NV, dim=-1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
+        return logp_NV.gather(1, targets_N[:, None]).squeeze(1), entropy_N
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights by name, detached, for the engine."""
+        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+
+    def save(self, folder: Path) -> None:
+        """Writes a `transformers` folder: config, safetensors, tokenizer."""
+        save_model(self.model, self.tokenizer, folder)
+
+
+def load_model(path: str | Path) -> tuple[PreTrainedModel, Any]:
+    """Model (fp32) and tokenizer of a folder or hub name.
+
+    Raises:
+        RollenvError: nothing usable is there.
+    """
+    folder = Path(path).expanduser()
+    local = folder.exists()
+    if local and not (folder / "config.json").is_file():
+        raise RollenvError(
+            f"model '{path}' is not a model folder: it has no config.json (a checkpoint keeps its model in 'model/')"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder if local else path))
+        model = AutoModelForCausalLM.from_pretrained(str(folder if local else path), dtype=torch.float32)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError, RuntimeError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        where = "torn or not a causal language model" if local else "not a folder here, and not to be had from the hub"
+        raise RollenvError(f"cannot load model '{path}' ({where}): {reason:.200}") from error
+    except Exception as error:  # safetensors and tokenizers raise classes of their own for torn files
+        raise RollenvError(f"cannot load model '{path}': {type(error).__name__}: {error!s:.200}") from error
+    return model, tokenizer
+
+
+def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
+    """Writes model and tokenizer into `folder`. Standard settings are written: nothing of rollenv's own."""
+    implementation = model.config._attn_implementation
+    model.config._attn_implementation = None
+    try:
+        model.save_pretrained(folder)
+    finally:
+        model.config._attn_implementation = implementation
+    tokenizer.save_pretrained(folder)
+
+
+def n_parameters(model: PreTrainedModel) -> int:
+    """Parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def lengths_of(samples: Sequence[Any]) -> list[int]:
+    """Tokens of each sample."""
+    return [len(sample.ids) for sample in samples]

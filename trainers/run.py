@@ -1,0 +1,328 @@
+"""A training run: rollouts feed the trainer, the trainer feeds the engine; figures, panels and checkpoints beside.
+
+Invariant: at a step boundary the run is its checkpoint: config, step, weights, optimizer, generators, cursor, ledger.
+A run that continues from one equals a run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollenv.agents import make_agent
+from rollenv.config.train import TrainConfig
+from rollenv.core import TextEnv
+from rollenv.errors import RollenvError
+from rollenv.evaluation.evaluate import Summary, play_panel, summarize
+from rollenv.inference.base import SamplingParams
+from rollenv.inference.torch_engine import TorchEngine
+from rollenv.registration import EnvSpec, make, spec
+from rollenv.rollout.controller import Batch, RolloutController
+from rollenv.rollout.env_pool import EnvPool
+from rollenv.rollout.episode import EpisodeLimits
+from rollenv.rollout.ledger import Ledger
+from rollenv.rollout.play import ModelPlay
+from rollenv.rollout.scheduler import Scheduler
+from rollenv.seeding import TaskOrder, derive_seed
+from rollenv.trainers import checkpoint
+from rollenv.trainers.device import choose_device
+from rollenv.trainers.grpo import GRPOTrainer
+from rollenv.trainers.metrics import MetricsWriter
+from rollenv.trainers.policy import Policy, load_model
+
+OnFigures = Callable[[str, dict[str, Any]], None]
+"""Called with ("step" | "eval" | "checkpoint", figures) as the run goes."""
+
+
+@dataclass(slots=True)
+class Interrupted(Exception):
+    """The run was asked to stop; `folder` is the checkpoint to continue from."""
+
+    folder: Path
+    step: int
+
+
+class TrainRun:
+    """Everything of one run, made ready by `open`, played by `train`.
+
+    Args:
+        config: the run's settings; `config.out` must be set.
+        model: the model folder or hub name to start from.
+        resume: a checkpoint to continue from.
+        on_figures: gets figures as they come.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: str | Path,
+        resume: checkpoint.Checkpoint | None = None,
+        on_figures: OnFigures = lambda kind, figures: None,
+    ) -> None:
+        if config.out is None:
+            raise ValueError("a run needs config.out")
+        self.config, self._on_figures = config, on_figures
+        self.folder = Path(config.out)
+        self._model = str(model)
+        self._stop = asyncio.Event()
+        self.step = 0
+        self._result: dict[str, Any] = {}
+        self._figures: dict[str, Any] | None = None  # of a step whose evaluation is still to come
+        self._prepare_world()
+        self._prepare_policy(resume)
+        self._prepare_rollouts(resume)
+        self._metrics = MetricsWriter(self.folder, self.step)
+
+    # -- preparation ---------------------------------------------------------------------------------------
+
+    def _prepare_world(self) -> None:
+        config = self.config
+        self.spec: EnvSpec = spec(config.env)
+        self._pool = EnvPool(lambda: make(self.spec, **config.env_args))
+        env: TextEnv = self._pool.acquire()
+        self.tasks = env.tasks
+        self._pool.release(env, healthy=True)
+        self.agent = make_agent(self.spec, config.agent.name, config.agent.arguments)
+        size = min(config.eval.episodes, len(self.tasks.ids(config.eval.split)))
+        self.panel = self.tasks.panel(config.eval.split, size)
+
+    def _prepare_policy(self, resume: checkpoint.Checkpoint | None) -> None:
+        config = self.config
+        device = choose_device(config.device, config.threads)
+        model, tokenizer = load_model(resume.model if resume else self._model)
+        self.policy = Policy.of(model, tokenizer, device, config.optim.precision)
+        self.trainer = GRPOTrainer(self.policy, config.algo, config.optim, config.steps, config.sampling.temperature)
+        if resume is not None:
+            if config.algo.kl_coef > 0:
+                self.trainer.set_reference(Policy.load(self._model, device, config.optim.precision))
+            tensors = resume.tensors()
+            self.trainer.load_state_dict(tensors["trainer"])
+            torch.set_rng_state(tensors["torch_rng"])
+        engine_model = copy.deepcopy(model)
+        if config.rollout.precision == "bf16":
+            engine_model = engine_model.bfloat16()
+        self.engine = TorchEngine(
+            engine_model,
+            tokenizer=tokenizer,
+            device=device,
+            kv_budget_bytes=config.rollout.kv_mib * 2**20,
+            max_sessions=config.rollout.concurrency,
+        )
+
+    def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
+        config, state = self.config, resume.state() if resume else None
+        ledger = Ledger.from_dict(state["ledger"]) if state else Ledger()
+        play = self._play(
+            "train",
+            SamplingParams(
+                max_tokens=config.sampling.max_tokens,
+                temperature=config.sampling.temperature,
+                top_k=config.sampling.top_k,
+                top_p=config.sampling.top_p,
+                stop_token_ids=(self.policy.chat.end_of_turn_id,),
+            ),
+        )
+        self.scheduler = Scheduler(play, config.rollout.concurrency, config.rollout.max_attempts, ledger)
+        self.controller = RolloutController(
+            self.scheduler,
+            TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks")),
+            config.rollout.groups,
+            config.rollout.group_size,
+            config.seed,
+            config.rollout.eta,
+            config.rollout.filter,
+            config.rollout.max_refills,
+        )
+        if state is not None:
+            self._check_resumed(state)
+            self.step, self._figures = int(state["step"]), state["figures"]
+            self.controller.load_state_dict(state["controller"])
+
+    def _check_resumed(self, state: dict[str, Any]) -> None:
+        if state["tasks_sha256"] != self.tasks_sha256:
+            raise RollenvError(
+                f"the tasks of split '{self.config.split}' are not those of the checkpoint "
+                f"(sha256 {self.tasks_sha256[:12]}, it had {state['tasks_sha256'][:12]}): give the same data"
+            )
+
+    @property
+    def tasks_sha256(self) -> str:
+        """Hash over the content of the training split's first thousand tasks (and of the whole set's facts)."""
+        return self.tasks.sha256(self.tasks.ids(self.config.split)[:1000])
+
+    def limits(self) -> EpisodeLimits:
+        """The bounds of an episode."""
+        rollout = self.config.rollout
+        context = int(self.policy.model.config.max_position_embeddings)
+        return EpisodeLimits(
+            max_turns=rollout.max_turns or self.spec.max_turns,
+            max_tokens=min(rollout.max_tokens or context, context),
+            reset_seconds=rollout.reset_seconds,
+            step_seconds=rollout.step_seconds,
+            generate_seconds=rollout.generate_seconds,
+            episode_seconds=rollout.episode_seconds,
+        )
+
+    def _play(self, label: str, sampling: SamplingParams) -> ModelPlay:
+        return ModelPlay(
+            self._pool,
+            self.spec.id,
+            self.agent,
+            self.engine,
+            self.policy.chat,
+            sampling,
+            self.limits(),
+            label,
+        )
+
+    # -- the run -------------------------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """Asks the run to write a checkpoint and raise `Interrupted` as soon as it can."""
+        self._stop.set()
+
+    async def train(self) -> dict[str, Any]:
+        """Trains to the last step and returns the figures of the last evaluation.
+
+        Raises:
+            Interrupted: it was asked to stop; a checkpoint has been written.
+            RollenvError: episodes fail and fail, or the disk is full.
+        """
+        try:
+            await self.engine.update_weights(self.step, self.policy.state())
+            if self.step == 0:
+                self._figures = {"step": 0}
+            if self._figures is not None:
+                await self._finish_step()
+            while self.step < self.config.steps:
+                self._figures = await self._one_step()
+                await self._finish_step()
+            return self._result
+        finally:
+            await self.scheduler.close()
+            await self.engine.close()
+            self._pool.close()
+            self._metrics.close()
+
+    def _due(self, every: int) -> bool:
+        return self.step == self.config.steps or (every > 0 and self.step % every == 0)
+
+    async def _finish_step(self) -> None:
+        """Evaluation, figures and checkpoint of the step just made, whichever are due."""
+        figures = self._figures
+        assert figures is not None
+        if self._due(self.config.eval.every) or self.step == 0:
+            self._result = await self._evaluate()
+            figures = {"success": self._result["eval_success"], "reward": self._result["eval_reward"]} | (
+                {"seconds": self._result["eval_seconds"]} | figures | self._result
+            )
+        self._metrics.write(figures)
+        self._figures = None
+        if self.step and self._due(self.config.checkpoint.every):
+            self._checkpoint()
+
+    async def _one_step(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        batch = await self._interruptible(self.controller.next_batch())
+        played = time.perf_counter()
+        if self.config.rollout.eta > 0:
+            figures = await asyncio.to_thread(self.trainer.step, batch.groups)
+        else:
+            figures = self.trainer.step(batch.groups)
+        trained = time.perf_counter()
+        self.step += 1
+        await self.engine.update_weights(self.step, self.policy.state())
+        self.controller.weights_updated(self.step)
+        seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
+        figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
+        figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
+        figures |= {f"episodes_{key}": value for key, value in self._ledger_figures().items()}
+        figures = {"step": self.step, **figures}
+        self._on_figures("step", figures)
+        return figures
+
+    def _ledger_figures(self) -> dict[str, int]:
+        ledger = self.scheduler.ledger
+        return {"failed": ledger.failed, "retried": ledger.retried, "wasted_tokens": ledger.wasted_tokens}
+
+    async def _interruptible(self, work: Any) -> Any:
+        """Awaits `work`; when a stop is asked for first, checkpoints the state of the last boundary and raises."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not self._stop.is_set():
+                return task.result()
+            raise Interrupted(self._checkpoint().folder, self.step)
+        finally:
+            stop.cancel()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _evaluate(self) -> dict[str, Any]:
+        config = self.config
+        play = self._play(
+            f"eval-{self.step}",
+            SamplingParams(
+                max_tokens=config.sampling.max_tokens,
+                temperature=config.eval.temperature,
+                stop_token_ids=(self.policy.chat.end_of_turn_id,),
+            ),
+        )
+        began = time.perf_counter()
+        seed = derive_seed(config.seed, "eval")
+        work = play_panel(play, self.panel, seed, config.rollout.concurrency)
+        summary: Summary = summarize(self.spec.id, self.panel, await self._interruptible(work))
+        figures = {
+            "eval_success": summary.success_rate,
+            "eval_ci95": list(summary.ci95),
+            "eval_reward": summary.mean_reward,
+            "eval_turns": summary.mean_turns,
+            "eval_episodes": summary.episodes,
+            "eval_failed": summary.failed,
+            "eval_tasks_sha256": summary.tasks_sha256,
+            "eval_seconds": time.perf_counter() - began,
+        }
+        self._on_figures("eval", {"step": self.step, **figures})
+        return figures
+
+    def _checkpoint(self) -> checkpoint.Checkpoint:
+        tensors = {"trainer": self.trainer.state_dict(), "torch_rng": torch.get_rng_state()}
+        state = {
+            "step": self.step,
+            "config": self.config.model_dump(mode="json"),
+            "model": self._model,
+            "controller": self.controller.state_dict(),
+            "ledger": self.scheduler.ledger.to_dict(),
+            "tasks_sha256": self.tasks_sha256,
+            "figures": self._figures,
+        }
+        written = checkpoint.write(self.folder, self.step, self.policy, tensors, state, self.config.checkpoint.keep)
+        self._on_figures("checkpoint", {"step": self.step, "folder": str(written.folder)})
+        return written
+
+
+def batch_figures(batch: Batch) -> dict[str, float]:
+    """What a batch was like: success, reward, length, invalid actions, tokens, staleness."""
+    episodes = [t for group in batch.played for t in group.trainable]
+    n = max(1, len(episodes))
+    turns = sum(len(t.turns) for t in episodes)
+    return {
+        "success": sum(bool(t.success) for t in episodes) / n,
+        "reward": sum(t.reward for t in episodes) / n,
+        "turns": turns / n,
+        "invalid_actions": sum(not turn.valid_action for t in episodes for turn in t.turns) / max(1, turns),
+        "episodes": float(len(episodes)),
+        "groups": float(len(batch.groups)),
+        "groups_without_signal": float(len(batch.idle)),
+        "tokens": float(sum(t.n_prompt_tokens + t.n_completion_tokens for t in episodes)),
+        "completion_tokens": float(sum(t.n_completion_tokens for t in episodes)),
+        "staleness_max": float(max(batch.staleness, default=0)),
+        "staleness_mean": sum(batch.staleness) / max(1, len(batch.staleness)),
+    }
