@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 _SEPARATOR = " [SEP] "
@@ -22,14 +22,20 @@ _MONEY = re.compile(r"\$([\d,]+(?:\.\d+)?)")
 _PAGE = re.compile(r"Page (\d+) \(")
 _WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 _FILLER = frozenset(
-    "a an and are as at be but buy by can color could do find flavor for from get has have hello i i'd i'm in is it "
-    "like looking me my need of on or pack pair please scent should show size some style that the they this to "
-    "want which with would you".split()
+    _WORD.findall(
+        "a an and are as at be but buy by can color could do find flavor for from get has have hello i i'd i'm in is "
+        "it like looking me my need of on or pair please should show some that the they this to "
+        "want which with would you"
+    )
 )
 """Words that say nothing about which product is meant."""
 
 NEAR = 3
 """A title that leaves so many more words open than the best one is still worth a look."""
+PATIENCE = 4
+"""A free instruction says more than pages can answer: after so many products the best one will do."""
+VAGUE = 3
+"""When every title leaves at least so many words open, titles tell too little: the order of the list decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Request:
     """Words that the product should account for."""
     options: tuple[tuple[str, str], ...]
     """Named options (`color: navy blue`), in the instruction's order; a free instruction names none."""
+    formal: bool
+    """Whether it has WebShop's synthetic form, which names attributes and options exactly."""
     bound: float
     """Dollars; infinite when there is no bound."""
     text: str
@@ -57,7 +65,9 @@ class Hit:
     asin: str
     title: str
     price: float
-    """Dollars; the middle of a range."""
+    """Dollars; the upper end of a range."""
+    low: float
+    """Dollars; the lower end of a range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,8 @@ def read_request(instruction: str) -> Request:
     bound = float(price[1]) if price else float("inf")
     text = (text[: price.start()] if price else text).strip()
     core, options = text, ()
-    if text.startswith("find me "):
+    formal = text.startswith("find me ")
+    if formal:
         core = text.removeprefix("find me ")
         colon = core.find(": ")
         start = core.rfind(" with ", 0, colon) if colon >= 0 else -1
@@ -103,7 +114,7 @@ def read_request(instruction: str) -> Request:
         query, core = core, core[:start] if start >= 0 else core
     else:
         query = text
-    return Request(query, core, words_of(core), options, bound, text)
+    return Request(query, core, words_of(core), options, formal, bound, text)
 
 
 def read_page(observation: str, info: dict[str, Any]) -> Page:
@@ -128,7 +139,7 @@ def read_page(observation: str, info: dict[str, Any]) -> Page:
 def _read_hits(nodes: list[str], clickables: tuple[str, ...]) -> list[Hit]:
     known = set(clickables)
     return [
-        Hit(nodes[i].lower(), nodes[i + 1].lower(), _price(nodes[i + 2]))
+        Hit(nodes[i].lower(), nodes[i + 1].lower(), *_price(nodes[i + 2]))
         for i in range(len(nodes) - 2)
         if nodes[i].lower() in known and nodes[i + 2].startswith("$")
     ]
@@ -147,14 +158,15 @@ def _read_item(nodes: list[str], clickables: tuple[str, ...], words: frozenset[s
             name = node.lower()
             groups[name] = []
     title = nodes[at - 1].lower() if 0 < at < len(nodes) else ""
-    price = _price(nodes[at]) if at < len(nodes) else 0.0
+    prices = _price(nodes[at]) if at < len(nodes) else (0.0, 0.0)
     options = {name: tuple(values) for name, values in groups.items() if values}
-    return Page("item", clickables, 1, (Hit("", title, price),), options, words)
+    return Page("item", clickables, 1, (Hit("", title, *prices),), options, words)
 
 
-def _price(text: str) -> float:
+def _price(text: str) -> tuple[float, float]:
+    """Highest and lowest amount in a text, in dollars; zero when there is none."""
     amounts = [float(amount.replace(",", "")) for amount in _MONEY.findall(text)]
-    return sum(amounts) / len(amounts) if amounts else 0.0
+    return max(amounts, default=0.0), min(amounts, default=0.0)
 
 
 # -- shopping ---------------------------------------------------------------------------------------------------
@@ -187,6 +199,7 @@ class WebShopOracle:
         self._asin = ""  # the product whose pages are open
         self._picked: dict[str, str] = {}  # option group -> value chosen on the open product
         self._settled = False  # out of time: buy what is open
+        self._vague = False  # titles do not tell: what offers the options will do
 
     def act(self, observation: str, info: dict[str, Any]) -> str:
         """The next action, `search[...]` or `click[...]`."""
@@ -236,14 +249,14 @@ class WebShopOracle:
 
     def _choose_hit(self, page: Page, request: Request) -> str:
         """The first hit that leaves the fewest words open, is under the bound and was not tried; or on from here."""
-        needed = 2 + len(request.options)  # open it, choose, buy
+        needed = 2 + (len(request.options) if request.formal else 2)  # open it, choose, buy
         candidates = self._candidates(page, request)
-        if candidates and self._left >= needed:
+        patient = request.formal or len(self._tried) < PATIENCE
+        if candidates and self._left > needed + 1 and patient:
             return f"click[{candidates[0].asin}]"
-        if self._left <= needed + 2 and page.hits:
+        if page.hits and (candidates or self._left <= needed + 3):
             self._settled = True
-            best = min(page.hits, key=lambda hit: self._tried.get(hit.asin, 99))
-            return f"click[{best.asin}]"
+            return f"click[{min(page.hits, key=lambda hit: self._regret(hit, request)).asin}]"
         self._exhausted.add(page.number)
         if page.number > 1 and page.number - 1 not in self._exhausted and "< prev" in page.clickables:
             return "click[< prev]"
@@ -255,12 +268,21 @@ class WebShopOracle:
 
     def _candidates(self, page: Page, request: Request) -> list[Hit]:
         """Untried hits under the bound: first those that leave the fewest words open, in the order of the list."""
-        cheap = [hit for hit in page.hits if hit.price <= request.bound]
-        if not cheap:
-            return []
-        most = min(len(self._open(hit, request)) for hit in cheap) + NEAR
-        untried = [hit for hit in cheap if hit.asin not in self._tried and len(self._open(hit, request)) <= most]
-        return sorted(untried, key=lambda hit: len(self._open(hit, request)))
+        fewest = min((len(self._open(hit, request)) for hit in page.hits if hit.low <= request.bound), default=0)
+        if page.number == 1:
+            self._vague = fewest >= (VAGUE if request.formal else 2 * VAGUE)
+        untried = [hit for hit in page.hits if self._affordable(hit, request) and hit.asin not in self._tried]
+        if self._vague:
+            return untried
+        near = [hit for hit in untried if len(self._open(hit, request)) <= fewest + NEAR]
+        return sorted(near, key=lambda hit: len(self._open(hit, request)))
+
+    def _affordable(self, hit: Hit, request: Request) -> bool:
+        return (hit.low if self._vague else hit.price) <= request.bound
+
+    def _regret(self, hit: Hit, request: Request) -> int:
+        """How many wishes a hit leaves open, as far as is known."""
+        return self._tried.get(hit.asin, len(self._open(hit, request)) + 3 * (not self._affordable(hit, request)))
 
     def _open(self, hit: Hit, request: Request) -> frozenset[str]:
         """The words of the request that neither the title nor pages already read account for."""
@@ -272,15 +294,16 @@ class WebShopOracle:
         """Checks price, options and title, then chooses the options and buys; or goes back."""
         wanted, unmet = wanted_options(page, request)
         if not self._settled:
-            hit = page.hits[0]
-            accounted = words_of(" ".join((*wanted, *wanted.values()))) | self._learned.get(self._asin, frozenset())
-            unknown = request.words - words_of(hit.title) - accounted
-            wrong = unmet + (hit.price > request.bound)
-            if unknown and not wrong and self._asin not in self._learned and "features" in page.clickables:
+            hit, buying = page.hits[0], len(wanted) + 1
+            named = words_of(" ".join((*wanted, *wanted.values())))
+            unknown = frozenset() if self._vague else self._open(replace(hit, asin=self._asin), request) - named
+            wrong = unmet + (not self._affordable(hit, request))
+            unread = request.formal and self._asin not in self._learned and "features" in page.clickables
+            if unknown and not wrong and unread and self._left >= 2 + buying:
                 return "click[features]"
             if wrong or unknown:
-                self._tried[self._asin] = 2 * wrong + len(unknown)
-                if self._left > 3 + len(wanted):
+                self._tried[self._asin] = 3 * wrong + len(unknown)
+                if self._left >= 2 + buying:
                     return "click[< prev]"
         for group, value in wanted.items():
             if self._picked.get(group) != value:

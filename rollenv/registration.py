@@ -30,8 +30,9 @@ class EnvSpec:
         kwargs: defaults for the entry point.
         max_turns: episodes are cut after so many steps by the rollout engine (None: by the environment alone).
         description: one line for `rollenv envs`.
-        train_config: `"package/file.toml"` inside a package, `"package.module:file.toml"`, with the settings
-            that `rollenv train --env` starts from; None for the general defaults.
+        train_config: `"package.module:file.toml"`, a file beside that module with the settings that
+            `rollenv train --env` starts from; None for the general defaults.
+        imitate_config: the same for `rollenv imitate --env`.
         agents: agent name -> `"module:attribute"` of agents made for this environment (its prompts, its oracle).
     """
 
@@ -41,6 +42,7 @@ class EnvSpec:
     max_turns: int | None = None
     description: str = ""
     train_config: str | None = None
+    imitate_config: str | None = None
     agents: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -78,6 +80,7 @@ def register(
     max_turns: int | None = None,
     description: str = "",
     train_config: str | None = None,
+    imitate_config: str | None = None,
     agents: Mapping[str, str] | None = None,
 ) -> EnvSpec:
     """Adds an environment, replacing one of the same id, and mirrors it as `rollenv/<id>` in gymnasium.
@@ -94,7 +97,9 @@ def register(
         raise RollenvError(
             f"environment id '{id}' must look like 'Name-v0': letters, digits, '_', '.', then '-v' and a number"
         )
-    spec = EnvSpec(id, entry_point, dict(kwargs or {}), max_turns, description, train_config, dict(agents or {}))
+    spec = EnvSpec(
+        id, entry_point, dict(kwargs or {}), max_turns, description, train_config, imitate_config, dict(agents or {})
+    )
     registry[id] = spec
     mirror = f"rollenv/{id}"
     gymnasium.registry.pop(mirror, None)

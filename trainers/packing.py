@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-ATTENTION = "rollenv_packed"
+ATTENTION = "rollenv_training"
 """The name under which the block-diagonal attention is registered with transformers."""
 
 

@@ -131,7 +131,8 @@ def _emoji_grammar(extenders: Ranges) -> str:
     unit = f"(?:\u200d*{pictograph}{ext}(?:{modifier})?\ufe0f?|{modifier})"
     flag = f"(?:[\U0001f1e6-\U0001f1ff][{_character_class(extenders)}]*){{2}}"
     tag = "[\U000e0020-\U000e007e]+\U000e007f"
-    return f"{unit}(?:{tag}|(?:\u200d{unit})*)|[0-9#*]{ext}\ufe0f?\u20e3{ext}|{flag}"
+    # The joiner between two emoji may already have been read as an extender of the first.
+    return f"{unit}(?:{tag}|(?:(?:\u200d|(?<=\u200d)){unit})*)|[0-9#*]{ext}\ufe0f?\u20e3{ext}|{flag}"
 
 
 # The same grammar where every character is ASCII: letters join over ' . :, digits over ' . , ; and anything over _.

@@ -95,7 +95,6 @@ class JsonStream:
         self._text = ""
         self._at = 0
         self._bytes_read = 0
-        self._ended = False
 
     def items(self) -> Iterator[Any]:
         """The elements of a top-level array."""
@@ -129,7 +128,6 @@ class JsonStream:
         chunk = file.read_text()
         self._bytes_read = file.bytes_read
         if not chunk:
-            self._ended = True
             return False
         self._text = self._text[self._at :] + chunk
         self._at = 0
@@ -159,7 +157,9 @@ class JsonStream:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                if len(self._text) - self._at > RECORD_LIMIT or self._ended:
+                # A record that goes on in the next chunk fails at the end of this one, or inside a string.
+                cut = error.msg.startswith("Unterminated string") or error.pos > len(self._text) - 16
+                if not cut or len(self._text) - self._at > RECORD_LIMIT:
                     raise self._broken(error.msg) from error
                 if not self._more(file):
                     raise self._torn() from error

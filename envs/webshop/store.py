@@ -57,6 +57,8 @@ RIVALS = {Role((46, 62)): 42, Role((0, 9), lacks=True): 36, Role((0, 9), values=
 """Two of one of these are in a family (weights). They have long descriptions, which rank well: so the first hit of
 a search is often too dear, lacks an attribute, or does not offer what is asked for."""
 HUMAN_INSTRUCTIONS = 160
+HIDDEN = 0.15
+"""Share of products with three attributes whose title keeps one back."""
 ENDINGS = (0.99, 0.99, 0.49, 0.95, 0.75)
 """Cents of a price, drawn from."""
 
@@ -206,7 +208,7 @@ def _member(rng: random.Random, kind: Kind, core: list[str], role: Role) -> Prod
     """One member's attributes: some have one more, some keep one for the Features page, some ask for fewer."""
     others = [a for a in (*kind.before, *kind.having, *kind.use) if a not in core]
     more = [rng.choice(others)] if not role.lacks and len(core) < 3 and rng.random() < 0.3 else []
-    hidden = [rng.choice(core)] if len(core) > 2 and rng.random() < 0.15 else []
+    hidden = [rng.choice(core)] if len(core) > 2 and rng.random() < HIDDEN else []
     wanted = rng.sample(core, len(core) - 1) if len(core) > 2 and rng.random() < 0.2 else core
     return Product(
         kind=kind,

@@ -1,5 +1,6 @@
 """Configuration: typed, frozen, read from TOML and `key=value`, refused early. Importing it loads no torch."""
 
+from rollenv.config.imitate import ExpertConfig, ImitateConfig, ShapeConfig
 from rollenv.config.load import load_config, parse_override
 from rollenv.config.train import (
     AgentConfig,
@@ -17,9 +18,12 @@ __all__ = [
     "AlgoConfig",
     "CheckpointConfig",
     "EvalConfig",
+    "ExpertConfig",
+    "ImitateConfig",
     "OptimConfig",
     "RolloutConfig",
     "SamplingConfig",
+    "ShapeConfig",
     "TrainConfig",
     "load_config",
     "parse_override",

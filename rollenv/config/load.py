@@ -10,19 +10,25 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from rollenv.config.imitate import ImitateConfig
 from rollenv.config.train import Section, TrainConfig
 from rollenv.errors import RollenvError, did_you_mean
 from rollenv.registration import EnvSpec, keyword_names, spec
 
+Config = TypeVar("Config", TrainConfig, ImitateConfig)
 
-def load_config(env: str | None, file: Path | None, overrides: Iterable[str] = ()) -> TrainConfig:
+
+def load_config(
+    model: type[Config], env: str | None, file: Path | None = None, overrides: Iterable[str] = ()
+) -> Config:
     """The configuration of a run.
 
     Args:
+        model: which kind of run.
         env: `--env`; may be left out when `file` names it.
         file: the user's TOML file.
         overrides: `key=value` words. A key is dotted (`optim.lr`), or its last part alone where that is unambiguous
@@ -39,18 +45,18 @@ def load_config(env: str | None, file: Path | None, overrides: Iterable[str] = (
     env_spec = spec(name)
     env_keys = keyword_names(env_spec.load())
     data: dict[str, Any] = {}
-    for layer in (shipped_config(env_spec), user):
+    for layer in (shipped_config(env_spec, model), user):
         _merge(data, layer)
     data["env"] = env_spec.id
     for key, value in words:
         if key != "env":
-            _put(data, resolve_key(key, env_keys), value)
+            _put(data, resolve_key(model, key, env_keys), value)
     unknown = [key for key in data.get("env_args", {}) if key not in env_keys]
     if unknown:
         raise RollenvError(
             f"environment '{env_spec.name}' takes no argument '{unknown[0]}'{did_you_mean(unknown[0], env_keys)}"
         )
-    return validated(TrainConfig, data, str(file) if file else "configuration")
+    return validated(model, data, str(file) if file else "configuration")
 
 
 def parse_override(word: str) -> tuple[str, Any]:
@@ -69,27 +75,35 @@ def parse_override(word: str) -> tuple[str, Any]:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises RollenvError when it is missing or not TOML."""
+    """The content of a TOML file, where the text "none" means none. Raises RollenvError when it is missing or torn."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return {key: _with_none(value) for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items()}
     except OSError as error:
         raise RollenvError(f"cannot read configuration '{file}': {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RollenvError(f"configuration '{file}' is not TOML: {error}") from error
 
 
-def shipped_config(env_spec: EnvSpec) -> dict[str, Any]:
-    """The settings that the environment comes with."""
-    if env_spec.train_config is None:
+def _with_none(value: Any) -> Any:
+    """TOML has no null: "none" stands for it, as it does in `key=none`."""
+    if isinstance(value, dict):
+        return {key: _with_none(item) for key, item in value.items()}
+    return None if value == "none" else value
+
+
+def shipped_config(env_spec: EnvSpec, model: type[TrainConfig | ImitateConfig]) -> dict[str, Any]:
+    """The settings that the environment comes with for this kind of run."""
+    place = env_spec.train_config if model is TrainConfig else env_spec.imitate_config
+    if place is None:
         return {}
-    module, _, name = env_spec.train_config.partition(":")
+    module, _, name = place.partition(":")
     folder = Path(str(importlib.import_module(module).__file__)).parent
     return read_toml(folder / name)
 
 
-def known_keys() -> list[str]:
-    """Every dotted key of a training run."""
-    return list(_keys(TrainConfig, ""))
+def known_keys(model: type[BaseModel]) -> list[str]:
+    """Every dotted key of a kind of run."""
+    return list(_keys(model, ""))
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterable[str]:
@@ -100,15 +114,15 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterable[str]:
             yield prefix + name
 
 
-def resolve_key(key: str, env_keys: Iterable[str]) -> str:
+def resolve_key(model: type[BaseModel], key: str, env_keys: Iterable[str]) -> str:
     """The full dotted key that `key` stands for.
 
     Raises:
         RollenvError: unknown or ambiguous; the message names the nearest or the candidates.
     """
-    keys = known_keys()
+    keys = known_keys(model)
     env_full = [f"env_args.{name}" for name in env_keys]
-    if key in keys or key in env_full or key.startswith("agent."):
+    if key in keys or key in env_full or key.startswith(("agent.", "expert.")):
         return key
     candidates = [full for full in [*keys, *env_full] if full.rpartition(".")[2] == key]
     if len(candidates) == 1:
@@ -119,7 +133,7 @@ def resolve_key(key: str, env_keys: Iterable[str]) -> str:
     raise RollenvError(f"no key '{key}'{did_you_mean(key, [*keys, *env_full, *short])}")
 
 
-def validated(model: type[TrainConfig], data: Mapping[str, Any], where: str) -> TrainConfig:
+def validated(model: type[Config], data: Mapping[str, Any], where: str) -> Config:
     """`data` as a checked configuration; the first mistake as one sentence."""
     try:
         return model.model_validate(data)
@@ -127,7 +141,7 @@ def validated(model: type[TrainConfig], data: Mapping[str, Any], where: str) -> 
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise RollenvError(f"{where}: no key '{key}'{did_you_mean(key, known_keys())}") from None
+            raise RollenvError(f"{where}: no key '{key}'{did_you_mean(key, known_keys(model))}") from None
         given = json.dumps(first.get("input"), default=str)
         message = first["msg"].removeprefix("Value error, ")
         raise RollenvError(f"{where}: {key or 'settings'}={given:.60}: {message[:1].lower()}{message[1:]}") from None

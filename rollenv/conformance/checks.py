@@ -272,17 +272,19 @@ def _check_nonsense(player: Player, episode: Episode, point: int) -> None:
             )
         if event.truncated:  # it may count towards the environment's own limit of steps
             return
+    why = f"the same actions after {said} invalid ones"
+    advice = "An invalid action changes nothing; leave the state and the generator as they are."
     rest = player.play(episode.actions[point:])
-    expected = list(episode.events[point + 1 :])
-    if player.last.truncated:
-        rest, expected = rest[:-1], expected[: len(rest) - 1]
+    if player.last.truncated and not episode.events[point + len(rest)].truncated:
+        rest.pop()
         player.events.pop()
-    player.expect(
-        rest,
-        expected,
-        f"the same actions after {said} invalid ones",
-        "An invalid action changes nothing; leave the state and the generator as they are.",
-    )
+        player.expect(rest, episode.events[point + 1 : point + 1 + len(rest)], why, advice)
+        return
+    player.expect(rest, episode.events[point + 1 :], why, advice)
+    following = player.reset()
+    replay(player, episode, "the same seed and actions", _SEED_ADVICE)
+    expected = player.reset()
+    player.expect([following], [expected], f"{why} and then reset()", advice)
 
 
 def snapshots(bench: Bench) -> None:

@@ -6,14 +6,16 @@ Two files carry it: a job, `(pickled factory, [(seed, actions), ...])`, and an a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rollenv.conformance.player import Player
 from rollenv.core import TextEnv
@@ -29,31 +31,38 @@ def replay_elsewhere(factory: bytes, episodes: Sequence[tuple[int, Sequence[str]
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     with tempfile.TemporaryDirectory(prefix="rollenv-check-") as folder:
-        job, answer = Path(folder, "job"), Path(folder, "answer")
+        job, answer, errors = Path(folder, "job"), Path(folder, "answer"), Path(folder, "errors")
         job.write_bytes(pickle.dumps((factory, [(seed, list(actions)) for seed, actions in episodes])))
-        done = subprocess.run(
-            [sys.executable, "-c", _MAIN, str(job), str(answer)],
-            env=os.environ | changed,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if not answer.exists():
-            return "failed", done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, str(job), str(answer)],
+                env=os.environ | changed,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        try:
+            status = process.wait()
+        finally:  # whatever the environment started there ends with it
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if status != 0:
+            said = errors.read_text(errors="replace").strip()
+            return "failed", said.rpartition("\n")[2] or f"exit status {status}"
         found: tuple[str, Any] = pickle.loads(answer.read_bytes())
         return found
 
 
-def main(job: str, answer: str) -> None:
-    """What the other process does."""
+def main(job: str, answer: str) -> NoReturn:
+    """What the other process does; it exits at once when it is done, whatever the environment left running."""
     pickled, episodes = pickle.loads(Path(job).read_bytes())
     try:
         factory: Callable[[], TextEnv] = pickle.loads(pickled)
     except (ImportError, AttributeError) as error:
         Path(answer).write_bytes(pickle.dumps(("unavailable", f"cannot be imported in another process: {error}")))
-        return
+        os._exit(0)
     env = factory()
     player, played = Player(env, CHECK), []
     for seed, actions in episodes:
@@ -62,3 +71,4 @@ def main(job: str, answer: str) -> None:
         played.append(player.events)
     env.close()
     Path(answer).write_bytes(pickle.dumps(("events", played)))
+    os._exit(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 HAS_PROC = Path("/proc/self/fd").is_dir()
 """Open files and child processes are visible under /proc only."""
 
-_GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 2.0
 
 
 class Holdings:

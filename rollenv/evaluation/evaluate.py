@@ -10,7 +10,8 @@ from typing import Any
 
 from rollenv.evaluation.statistics import wilson
 from rollenv.files import write_atomically
-from rollenv.rollout.groups import Group, GroupRequest
+from rollenv.rollout.controller import collect
+from rollenv.rollout.groups import GroupRequest
 from rollenv.rollout.play import Play
 from rollenv.rollout.scheduler import Scheduler
 from rollenv.tasks import Panel
@@ -43,29 +44,23 @@ async def play_panel(
     concurrency: int,
     samples: int = 1,
     max_attempts: int = 3,
-    progress: Callable[[Group, int], None] | None = None,
+    progress: Callable[[int], None] = lambda finished: None,
 ) -> list[Trajectory]:
     """Plays every task of the panel `samples` times; the trajectories come in the panel's order.
 
     Args:
         seed: decides every episode's seed, together with its place on the panel.
-        progress: called with each group as it finishes and the number finished so far.
+        progress: gets the number of tasks finished so far.
 
     Raises:
         RollenvError: episodes fail and fail (see Scheduler).
     """
     scheduler = Scheduler(play, concurrency, max_attempts)
     try:
-        for index, task in enumerate(panel.ids):
-            scheduler.submit(GroupRequest(index, task, samples, seed))
-        groups: list[Group] = []
-        for _ in panel.ids:
-            groups.append(await scheduler.next_group())
-            if progress is not None:
-                progress(groups[-1], len(groups))
+        requests = [GroupRequest(index, task, samples, seed) for index, task in enumerate(panel.ids)]
+        groups = await collect(scheduler, requests, progress)
     finally:
         await scheduler.close()
-    groups.sort(key=lambda group: group.request.index)
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 

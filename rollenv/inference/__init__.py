@@ -1,0 +1,33 @@
+"""Engines: token ids in, token ids out.
+
+`TorchEngine` (embedded, torch and transformers' model classes) and `ScriptedEngine` (a function, for tests and
+simulations) keep the same `Engine` protocol. Importing this package loads neither torch nor transformers: `TorchEngine`
+and `EngineStats` are loaded when they are first asked for.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollenv.inference.base import Completion, Engine, EngineError, FinishReason, SamplingParams
+from rollenv.inference.simulated import ScriptedEngine
+
+if TYPE_CHECKING:
+    from rollenv.inference.torch_engine import EngineStats, TorchEngine
+
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineError",
+    "EngineStats",
+    "FinishReason",
+    "SamplingParams",
+    "ScriptedEngine",
+    "TorchEngine",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("TorchEngine", "EngineStats"):
+        from rollenv.inference import torch_engine
+
+        return getattr(torch_engine, name)
+    raise AttributeError(f"module 'rollenv.inference' has no attribute '{name}'")

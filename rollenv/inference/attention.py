@@ -1,7 +1,7 @@
 """Attention of many sequences packed into one row, each against its own slot of the engine's cache.
 
-transformers' model classes call `packed_attention` through their attention interface under the name `IMPLEMENTATION`; it
-finds the step's `PackedBatch` among its keyword arguments. No padding exists outside attention: the batch's tokens lie
+transformers' model classes call `packed_attention` through their attention interface under the name `IMPLEMENTATION`;
+it finds the step's `PackedBatch` among its keyword arguments. No padding exists outside attention: the batch's tokens lie
 one after another, and only inside attention are sequences of similar length lined up into a rectangle.
 
 Shape suffixes: T packed tokens (padded to a multiple of the tile), N sequences of one group, Q query tokens of each,
@@ -39,7 +39,7 @@ class Layout:
     Attributes:
         n_heads, n_kv_heads: H and G.
         tile: T is a multiple of this.
-        query_rows: attention is given at least so many query rows per key/value head, and a multiple when more.
+        query_rows: attention is given at least so many query rows per key/value head in each of its blocks of 32.
         remainders: the key lengths, modulo `BLOCK`, that attention may be given; ends with `BLOCK` itself.
     """
 
@@ -67,7 +67,7 @@ class Layout:
         return -(-n_tokens // step) * step
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """One sequence's part of a step: `ids` are its tokens at positions `start`, `start` + 1, ... of `slot`.
 
@@ -172,9 +172,9 @@ class PackedBatch:
         inverse = np.zeros(padded, dtype=np.int64)
         groups, base = [], 0
         for (_, query_length), rows in members.items():
-            ratio = 1 if query_length * self.layout.n_heads // self.layout.n_kv_heads else 1
-            length = self.layout.key_length(int((starts + lengths)[rows].max()))
-            per_call = max(1, MASK_ELEMENTS // (query_length * ratio * length))
+            query_rows = query_length * self.layout.n_heads // self.layout.n_kv_heads
+            key_length = self.layout.key_length(int((starts + lengths)[rows].max()))
+            per_call = max(1, MASK_ELEMENTS // (query_rows * key_length))
             for first in range(0, len(rows), per_call):
                 part = np.array(rows[first : first + per_call])
                 index = np.array([chunks[i].slot.index for i in part])

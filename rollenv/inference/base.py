@@ -41,7 +41,7 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Completion:
-    """T sampled tokens. `logprobs[i]` is under the distribution token i was drawn from; `policy_versions[i]` made it."""
+    """T sampled tokens. `logprobs[i]` is under the distribution of token i's draw; `policy_versions[i]` made it."""
 
     ids: list[int]
     logprobs: list[float]

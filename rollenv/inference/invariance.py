@@ -53,19 +53,20 @@ def _rows_agree(model: torch.nn.Module, tile: int, dtype: torch.dtype, generator
 def _attention_sizes(
     head_dim: int, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[int | None, tuple[int, ...]]:
-    """The fewest query rows, and the key lengths below `BLOCK`, that give the same results as 32 rows and `BLOCK` keys."""
-    query, keys, values = (torch.randn(2, 2, n, head_dim, generator=generator).to(dtype) for n in (32, BLOCK, BLOCK))
+    """The fewest query rows, and the key lengths below `BLOCK`, that give what 32 rows and `BLOCK` keys give."""
+    query, keys, values = (torch.randn(2, 2, n, head_dim, generator=generator).to(dtype) for n in (784, BLOCK, BLOCK))
 
     def attend(rows: int, length: int, visible: int) -> torch.Tensor:
         mask = torch.zeros(1, 1, 1, length, dtype=dtype)
         mask[..., visible:] = float("-inf")
         return F.scaled_dot_product_attention(
-            query[:, :, :rows], keys[:, :, :length], values[:, :, :length], attn_mask=mask
+            query[:, :, :rows], keys[:, :, :length], values[:, :, :length], attn_mask=mask.expand(2, 1, rows, length)
         )
 
     def agree(rows: int, length: int) -> bool:
         tried = sorted({1, length // 3, length // 2 + 1, length - 63, length - 40, length - 9, length - 1, length})
-        return all(torch.equal(attend(rows, length, v), attend(32, BLOCK, v)[:, :, :rows]) for v in tried)
+        return all(torch.equal(attend(rows, length, v)[:, :, :32], attend(32, BLOCK, v)[:, :, :rows]) for v in tried)
 
-    rows = next((r for r in _QUERY_ROWS if all(agree(n, BLOCK) for n in range(r, 33, r))), None)
+    wide = all(agree(n, BLOCK) for n in (96, 224, 784))
+    rows = next((r for r in _QUERY_ROWS if wide and all(agree(n, BLOCK) for n in range(r, 33))), None)
     return rows, tuple(r for r in _REMAINDERS if agree(rows or 32, r) and agree(32, r))

@@ -1,9 +1,9 @@
 """Where keys and values of past tokens live: slots of equal capacity in preallocated slabs, under a budget in bytes.
 
 A slab is one pair of tensors [layers, slots, kv_heads, capacity, head_dim]; a session owns one slot of one slab.
-Capacities come in classes (512, 1024, 2048, ... tokens), so sessions of similar length lie side by side and a whole slab
-is attended by one call over a view, without gathering. A slab is allocated when a class runs out of slots; empty slabs
-are given back when another class needs their memory.
+Capacities come in classes (512, 1024, 2048, ... tokens), so sessions of similar length lie side by side and a whole
+slab is attended by one call over a view, without gathering. A slab is allocated when a class runs out of slots; empty
+slabs are given back when another class needs their memory.
 
 Invariant: the bytes of all slabs never exceed the budget.
 """

@@ -7,7 +7,6 @@ random state, so neither the company in the batch nor an interruption can change
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt

@@ -7,7 +7,7 @@ weights of version v, whatever order they finish in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,9 +143,14 @@ class RolloutController:
         self._again = [int(index) for index in state["again"]]
 
 
-async def collect(scheduler: Scheduler, requests: Sequence[GroupRequest]) -> list[Group]:
-    """Plays all of `requests` and returns their groups by index (evaluation, imitation)."""
+async def collect(
+    scheduler: Scheduler, requests: Sequence[GroupRequest], progress: Callable[[int], None] = lambda finished: None
+) -> list[Group]:
+    """Plays all of `requests` and returns their groups by index; `progress` gets the number finished so far."""
     for request in requests:
         scheduler.submit(request)
-    groups = [await scheduler.next_group() for _ in requests]
+    groups: list[Group] = []
+    for _ in requests:
+        groups.append(await scheduler.next_group())
+        progress(len(groups))
     return sorted(groups, key=lambda group: group.request.index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -90,6 +90,54 @@ class ScriptedPlayer:
             raise Fault("agent", "crash", describe(error)) from error
         turn.completion = action
         return action
+
+    async def close(self, aborted: bool) -> None:
+        return None
+
+
+class Demonstrator:
+    """Lets a program act while its episode is written down as a language model would have lived it.
+
+    Each turn gets the ids that the model would read and, as its completion, those of the action as the model would
+    write it (log-probability 0, version -1: nothing was sampled).
+
+    Args:
+        expert: the program.
+        agent: renders prompts and actions.
+        chat: makes ids; None leaves them out (the texts alone are wanted, to train a tokenizer on).
+        on_text: gets every message once, as it is rendered.
+    """
+
+    def __init__(
+        self,
+        expert: ScriptedAgent,
+        seed: int,
+        agent: ChatAgent,
+        chat: ChatFormat | None,
+        on_text: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._expert, self._agent, self._chat, self._on_text = expert, agent, chat, on_text
+        self._conversation = Conversation(chat) if chat is not None else None
+        expert.reset(seed)
+
+    async def act(self, history: list[Step], turn: Turn) -> str:
+        step = history[-1]
+        try:
+            action = self._expert.act(step.observation, step.info)
+            messages = self._agent.messages(history)
+            turn.completion = self._agent.text(action, step)
+            meant = str(self._agent.action(turn.completion, step))
+        except Exception as error:
+            raise Fault("agent", "crash", describe(error)) from error
+        self._on_text(messages[-1].content)
+        self._on_text(turn.completion)
+        if self._conversation is not None and self._chat is not None:
+            _, turn.prompt_ids, turn.fork = self._conversation.prompt(messages)
+            turn.completion_ids = [*self._chat.encode(turn.completion), self._chat.end_of_turn_id]
+            turn.logprobs = [0.0] * len(turn.completion_ids)
+            turn.policy_versions = [-1] * len(turn.completion_ids)
+            self._conversation.answered(len(history) - 1, turn.completion_ids, turn.completion)
+        return meant
 
     async def close(self, aborted: bool) -> None:
         return None

@@ -10,7 +10,15 @@ from rollenv.agents.base import ChatAgent, ScriptedAgent
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
 from rollenv.rollout.env_pool import EnvPool
-from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest, ModelPlayer, Player, ScriptedPlayer, play_episode
+from rollenv.rollout.episode import (
+    Demonstrator,
+    EpisodeLimits,
+    EpisodeRequest,
+    ModelPlayer,
+    Player,
+    ScriptedPlayer,
+    play_episode,
+)
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import StopReason, Trajectory
 
@@ -48,6 +56,24 @@ class ScriptedPlay:
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
         player = ScriptedPlayer(self.make_agent(), derive_seed(request.seed, "agent"))
+        return await _with_env(self.pool, player, request, self.limits, self.env_name)
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationPlay:
+    """Plays requests with a program, writing down what `agent`'s model would have read and written."""
+
+    pool: EnvPool
+    env_name: str
+    make_expert: Callable[[], ScriptedAgent]
+    agent: ChatAgent
+    chat: ChatFormat | None
+    limits: EpisodeLimits
+    on_text: Callable[[str], None] = lambda text: None
+
+    async def __call__(self, request: EpisodeRequest) -> Trajectory:
+        seed = derive_seed(request.seed, "agent")
+        player = Demonstrator(self.make_expert(), seed, self.agent, self.chat, self.on_text)
         return await _with_env(self.pool, player, request, self.limits, self.env_name)
 
 

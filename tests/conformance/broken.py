@@ -42,7 +42,7 @@ class SeedsGlobalNumpy(Corridor):
 
 class ReadsGlobalRandom(Corridor):
     def start_room(self) -> int:
-        return int(random.getstate()[1][0] % ROOMS)
+        return int(random.getstate()[1][1] % ROOMS)
 
 
 class LiesAboutActions(Corridor):

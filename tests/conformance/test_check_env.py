@@ -56,7 +56,7 @@ FAULTS: dict[type[Corridor], tuple[str, str]] = {
     broken.SuccessTooEarly: ("contract", "reset set info['success']"),
     broken.NoValidAction: ("contract", "info['valid_action'] is None"),
     broken.AcceptsNonsense: ("bad actions", "was accepted as a valid action"),
-    broken.NonsenseMoves: ("bad actions", "invalid ones gave another answer"),
+    broken.NonsenseMoves: ("bad actions", "the same actions after 5 invalid ones"),
     broken.NonTextIsTaken: ("bad actions", "step(None) was accepted"),
     broken.StateSurvivesReset: ("seeds", "same seed"),
     broken.DependsOnSetOrder: ("another process", "in another process gave another answer"),

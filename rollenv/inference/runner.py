@@ -1,0 +1,43 @@
+"""Runs the model over one packed batch: token ids in, scores of the rows that are sampled out."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from rollenv.inference.attention import PackedBatch
+
+
+class Runner(Protocol):
+    """A way to compute a batch. `refresh` follows every change of the model's weights."""
+
+    def __call__(self, batch: PackedBatch) -> torch.Tensor:
+        """[len(batch.logit_rows), vocabulary] scores."""
+        ...
+
+    def refresh(self) -> None:
+        """Takes over the model's present weights."""
+        ...
+
+
+class ModuleRunner:
+    """Any transformers model class, by its own forward."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, batch: PackedBatch) -> torch.Tensor:
+        """See `Runner`."""
+        output = self._model(
+            input_ids=batch.ids_T[None],
+            position_ids=batch.positions_T[None],
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            rollenv_batch=batch,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def refresh(self) -> None:
+        """The modules' own weights are used: nothing to do."""

@@ -1,0 +1,664 @@
+"""The embedded engine: torch and transformers' model classes, sessions batched as they come and go.
+
+A background task runs steps while there is work. A step takes one token of every running completion and a bounded
+number of new prompt tokens, packs them without padding into one forward pass, and samples. Each session keeps its keys
+and values between turns, so a turn computes only what is new; when memory is short the session unused for longest is
+evicted and computed again if it comes back.
+
+Invariant: on the CPU a completion's ids and log-probabilities are the same bits whatever shares its batch, in whatever
+order sessions come, and whether its prefix was cached or computed anew (`TorchEngine.exact` says whether the machine
+allows it, see `rollenv.inference.invariance`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+
+from rollenv.errors import did_you_mean
+from rollenv.executor import DaemonThread
+from rollenv.inference.attention import IMPLEMENTATION, Chunk, PackedBatch
+from rollenv.inference.base import Completion, EngineError, FinishReason, SamplingParams
+from rollenv.inference.invariance import probe
+from rollenv.inference.kv_cache import KVCache, KVShape, Slot
+from rollenv.inference.runner import ModuleRunner
+from rollenv.inference.sampling import sample
+
+StaleKV = Literal["keep", "drop", "recompute"]
+"""What becomes of keys and values made by old weights, see `TorchEngine`."""
+
+
+class TextDecoder(Protocol):
+    """What stop strings need: a tokenizer of `tokenizers` or `transformers` will do."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of `ids`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the engine was built (tokens, steps, evictions) and its state now.
+
+    Attributes:
+        prefilled_tokens: prompt tokens computed.
+        reused_tokens: prompt tokens found in a session's cache.
+        decoded_tokens: tokens sampled.
+        steps: forward steps taken.
+        evictions: idle sessions that lost their cache to another session.
+        running: completions in the batch.
+        queued: completions waiting for a place.
+        sessions: sessions that hold a cache.
+        kv_bytes: bytes allocated for keys and values.
+    """
+
+    prefilled_tokens: int
+    reused_tokens: int
+    decoded_tokens: int
+    steps: int
+    evictions: int
+    running: int
+    queued: int
+    sessions: int
+    kv_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """What a session holds. `slot` has the keys and values of `ids`; weights `version` made the first of them."""
+
+    name: str
+    slot: Slot | None = None
+    ids: list[int] = field(default_factory=list)
+    version: int = -1
+    used: int = 0
+    request: _Request | None = None
+    gone: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One `generate` call. `todo` are the tokens that the model has yet to read before it can sample the next."""
+
+    session: _Session
+    prompt: list[int]
+    sampling: SamplingParams
+    limit: int
+    future: asyncio.Future[Completion]
+    todo: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def finish(self, reason: FinishReason) -> None:
+        """Answers the caller, once."""
+        self.session.request = None
+        if not self.future.done():
+            self.future.set_result(Completion(self.ids, self.logprobs, self.versions, reason))
+
+    def fail(self, error: EngineError) -> None:
+        """Answers the caller with an error, once."""
+        self.session.request = None
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(slots=True)
+class _Update:
+    version: int
+    tensors: Mapping[str, torch.Tensor]
+    future: asyncio.Future[None]
+
+
+class TorchEngine:
+    """Generates with any decoder-only transformers model that goes through the attention interface.
+
+    Args:
+        model: Llama, Qwen2, Qwen3, Mistral, ... with full attention (a sliding window bounds the context instead).
+            The engine works on its own deep copy; weights reach it by `update_weights` alone.
+        tokenizer: only needed for stop strings.
+        max_sessions: sessions that may hold a cache, idle ones included.
+        max_batch: completions that run at the same time; more are queued, first come first served.
+        kv_budget_bytes: upper bound for the cache; default 1 GiB on the CPU, half of the free memory on a GPU.
+        max_step_tokens: tokens per step; longer prompts are computed in chunks.
+        dtype: of weights and cache; default: as the model is.
+        device: where to run; default: where the model is.
+        workers: threads that share a step when it is big enough; default 2 on a CPU with at least two cores and a model
+            so small (hidden size up to 512) that one matrix product cannot use two cores, else 1. A worker that
+            shares uses one core.
+        stale_kv: what becomes of keys and values made by old weights when new ones arrive.
+            "drop" (default): a completion that is running keeps them to its end; between turns they are dropped, so
+            the next turn is computed from its whole prompt. "keep": they stay. "recompute": running completions, too,
+            read their tokens again with the new weights before their next token.
+        version: of the model's present weights.
+
+    Raises:
+        ValueError: the model cannot be served, or an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: TextDecoder | None = None,
+        max_sessions: int = 1024,
+        max_batch: int = 256,
+        kv_budget_bytes: int | None = None,
+        max_step_tokens: int = 2048,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        workers: int | None = None,
+        stale_kv: StaleKV = "drop",
+        version: int = 0,
+    ) -> None:
+        for name, value in (
+            ("max_sessions", max_sessions),
+            ("max_batch", max_batch),
+            ("max_step_tokens", max_step_tokens),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if stale_kv not in ("keep", "drop", "recompute"):
+            raise ValueError(f"stale_kv must be 'keep', 'drop' or 'recompute', not {stale_kv!r}")
+        self._model = copy.deepcopy(model).to(device=device, dtype=dtype).eval().requires_grad_(False)
+        self._model.config._attn_implementation = IMPLEMENTATION
+        self._tokenizer = tokenizer
+        self._max_sessions, self._max_batch, self._max_step_tokens = max_sessions, max_batch, max_step_tokens
+        self._stale_kv: StaleKV = stale_kv
+        self._version = version
+        self._read_config()
+        self._start_workers(workers)
+        self._targets: dict[str, torch.Tensor] = self._model.state_dict()
+        self._runner = ModuleRunner(self._model)
+        self._layout, self.exact = self._workers[0].submit(self._probe).result()
+        self._cache = KVCache(self._shape, self._default_budget() if kv_budget_bytes is None else kv_budget_bytes)
+        self._max_length = min(self._context, self._cache.max_tokens)
+        if self._max_length < 2:
+            raise ValueError(
+                f"kv_budget_bytes = {self._cache.budget_bytes} holds no session: one slot takes "
+                f"{512 * self._shape.bytes_per_token} bytes"
+            )
+        self._sessions: dict[str, _Session] = {}
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Request] = []
+        self._updates: deque[_Update] = deque()
+        self._in_step: set[_Session] = set()
+        self._clock = 0
+        self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "steps": 0, "evictions": 0}
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._work = asyncio.Event()
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    def _read_config(self) -> None:
+        """Takes from the model's config what the cache and the batches need to know."""
+        config = self._model.config.get_text_config()
+        parameter = next(self._model.parameters())
+        self._dtype, self._device = parameter.dtype, parameter.device
+        self._n_heads = int(config.num_attention_heads)
+        self._n_kv_heads = int(getattr(config, "num_key_value_heads", None) or self._n_heads)
+        self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self._n_heads)
+        self._hidden = int(config.hidden_size)
+        self._vocab = int(self._model.get_input_embeddings().weight.shape[0])
+        self._context = int(config.max_position_embeddings)
+        window = getattr(config, "sliding_window", None)
+        if window and getattr(config, "use_sliding_window", True):
+            self._context = min(self._context, int(window))
+        self._shape = KVShape(
+            int(config.num_hidden_layers), self._n_kv_heads, self._head_dim, self._dtype, self._device
+        )
+
+    def _start_workers(self, workers: int | None) -> None:
+        threads = torch.get_num_threads()
+        if workers is None:
+            workers = 2 if self._device.type == "cpu" and threads >= 2 and self._hidden <= 512 else 1
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, not {workers}")
+        self._workers = [DaemonThread(f"rollenv-engine-{i}") for i in range(workers)]
+        if workers > 1:
+            for worker in self._workers:
+                worker.submit(lambda: torch.set_num_threads(1)).result()
+            torch.set_num_threads(threads)  # the workers' calls have also set what threads born later start with
+
+    def _probe(self) -> tuple[Any, bool]:
+        return probe(self._model, self._n_heads, self._n_kv_heads, self._head_dim)
+
+    def _default_budget(self) -> int:
+        if self._device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self._device)[0]) // 2
+        return 1 << 30
+
+    # -- the protocol --------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that would make the next token."""
+        return self._version
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens, prompt and completion together, that a session can have."""
+        return self._max_length
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str) -> Completion:
+        """Continues `prompt_ids` (the whole prompt; what the session's cache already holds is not computed again).
+
+        A completion that reaches `max_length` ends there with `length`. A cancelled caller aborts its session.
+
+        Raises:
+            EngineError: the engine failed or is closed, the prompt is too long or no token ids, the session is already
+                generating, or stop strings were given without a tokenizer.
+        """
+        prompt = list(prompt_ids)
+        self._refuse(prompt, sampling, session)
+        self._ensure_loop()
+        state = self._sessions.get(session)
+        if state is None:
+            state = self._sessions[session] = _Session(session)
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        limit = min(sampling.max_tokens, self._max_length - len(prompt))
+        state.request = _Request(state, prompt, sampling, limit, future)
+        self._waiting.append(state.request)
+        self._work.set()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if state.request is not None and state.request.future is future:
+                self._drop(state)
+            raise
+
+    def _refuse(self, prompt: Sequence[int], sampling: SamplingParams, session: str) -> None:
+        """Raises an EngineError when a request cannot be served, before it costs anything."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if not prompt:
+            raise EngineError("the prompt is empty; give at least one token, for example the beginning-of-text token")
+        if len(prompt) >= self._max_length:
+            what = "the model's context" if self._max_length == self._context else "the KV budget"
+            raise EngineError(
+                f"the prompt has {len(prompt)} tokens, but {what} ends at {self._max_length}, completion included; "
+                "shorten the history" + ("" if self._max_length == self._context else " or raise kv_budget_bytes")
+            )
+        if min(prompt) < 0 or max(prompt) >= self._vocab:
+            raise EngineError(
+                f"the prompt has token ids outside 0..{self._vocab - 1}; is it the model's own tokenizer?"
+            )
+        if sampling.max_tokens < 1:
+            raise EngineError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+            raise EngineError(f"sampling needs temperature >= 0, 0 < top_p <= 1 and top_k >= 0: {sampling}")
+        if sampling.stop and self._tokenizer is None:
+            raise EngineError("stop strings need a tokenizer: TorchEngine(model, tokenizer=...), or use stop_token_ids")
+        state = self._sessions.get(session)
+        if state is not None and state.request is not None:
+            raise EngineError(f"session '{session}' is already generating; one completion at a time per session")
+
+    async def abort(self, session: str) -> None:
+        """Ends what the session is generating (its `generate` returns with `aborted`) and frees its cache."""
+        if state := self._sessions.get(session):
+            self._drop(state)
+
+    async def release(self, session: str) -> None:
+        """The session will not come back: frees its cache. Unknown sessions are ignored."""
+        await self.abort(session)
+
+    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the weights between two decode steps; running completions continue with the new ones.
+
+        `tensors` are named as in `model.state_dict()`; names may be missing (they stay as they are), and of tied
+        weights one name is enough. They are copied before this returns. What becomes of cached keys and values: `stale_kv`.
+
+        Raises:
+            EngineError: an unknown name or a wrong shape (nothing is changed then), or the engine is closed.
+        """
+        if self._closed:
+            raise EngineError("the engine is closed")
+        self._check_tensors(tensors)
+        self._ensure_loop()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._updates.append(_Update(version, tensors, future))
+        self._work.set()
+        await future
+
+    async def close(self) -> None:
+        """Ends all work (running completions return with `aborted`) and frees everything."""
+        if self._closed:
+            return
+        self._closed = True
+        for state in list(self._sessions.values()):
+            self._drop(state)
+        self._work.set()
+        if self._task is not None and self._loop is asyncio.get_running_loop():
+            await self._task
+        for update in self._updates:
+            if not update.future.done():
+                update.future.set_exception(EngineError("the engine was closed"))
+        for worker in self._workers:
+            worker.stop()
+        self._cache.clear()
+
+    def stats(self) -> EngineStats:
+        """Counters and state now."""
+        return EngineStats(
+            prefilled_tokens=self._counts["prefilled"],
+            reused_tokens=self._counts["reused"],
+            decoded_tokens=self._counts["decoded"],
+            steps=self._counts["steps"],
+            evictions=self._counts["evictions"],
+            running=len(self._running),
+            queued=len(self._waiting),
+            sessions=sum(1 for s in self._sessions.values() if s.slot is not None),
+            kv_bytes=self._cache.n_bytes,
+        )
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def _ensure_loop(self) -> None:
+        """Starts the background task in the running event loop (again, when the one it ran in is gone)."""
+        loop = asyncio.get_running_loop()
+        if self._task is not None and not self._task.done() and self._loop is loop:
+            return
+        if self._loop is not None and self._loop is not loop:
+            if self._task is not None and not self._task.done() and not self._loop.is_closed():
+                raise EngineError("the engine serves another event loop; use one engine per loop")
+            self._forget_work()
+        self._loop = loop
+        self._work = asyncio.Event()
+        self._task = loop.create_task(self._run(), name="rollenv-engine")
+
+    def _forget_work(self) -> None:
+        """Drops what callers of a vanished event loop left behind."""
+        self._in_step.clear()
+        self._waiting.clear()
+        self._running.clear()
+        self._updates.clear()
+        for state in list(self._sessions.values()):
+            if state.request is not None:
+                self._forget(state)
+
+    async def _run(self) -> None:
+        while not self._closed:
+            if not (self._waiting or self._running or self._updates):
+                self._work.clear()
+                await self._work.wait()
+            # Environments that answer at once bring their sessions back within a tick or two: let them join this step.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            try:
+                if self._updates:
+                    await self._apply_updates()
+                self._admit()
+                if self._running and not self._closed:
+                    await self._step()
+            except Exception as error:  # a defect here must not leave callers waiting for ever
+                self._fail_all(error)
+
+    def _fail_all(self, error: Exception) -> None:
+        for request in [*self._running, *self._waiting]:
+            request.fail(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+            self._forget(request.session)
+        self._running.clear()
+        self._waiting.clear()
+        self._in_step.clear()
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    def _drop(self, state: _Session) -> None:
+        """Ends the session's completion, if any, and forgets the session."""
+        request = state.request
+        if request is not None:
+            if request in self._running:
+                self._running.remove(request)
+            elif request in self._waiting:
+                self._waiting.remove(request)
+            request.finish("aborted")
+        self._forget(state)
+
+    def _forget(self, state: _Session) -> None:
+        """Frees the session's slot, after the step when it is part of one."""
+        if self._sessions.get(state.name) is state:
+            del self._sessions[state.name]
+        state.gone = True
+        if state not in self._in_step:
+            self._free(state)
+
+    def _free(self, state: _Session) -> None:
+        if state.slot is not None:
+            self._cache.release(state.slot)
+        state.slot = None
+        state.ids = []
+
+    def _admit(self) -> None:
+        """Moves completions from the queue into the batch, in order, while there is room and memory."""
+        while self._waiting and len(self._running) < self._max_batch:
+            request = self._waiting[0]
+            try:
+                placed = self._place(request)
+            except Exception as error:  # out of memory, most likely
+                self._waiting.popleft()
+                request.fail(EngineError(f"no cache for session '{request.session.name}': {error}"))
+                self._forget(request.session)
+                continue
+            if not placed:
+                return
+            self._waiting.popleft()
+            self._running.append(request)
+
+    def _place(self, request: _Request) -> bool:
+        """Gives the session a slot for the longest possible completion, and finds what the slot already holds."""
+        state = request.session
+        if state.version != self._version and self._stale_kv != "keep":
+            state.ids = []
+        prompt = request.prompt
+        reused = min(_common_prefix(state.ids, prompt), len(prompt) - 1)
+        need = len(prompt) + request.limit
+        if state.slot is None or state.slot.capacity < need:
+            slot = self._acquire(need, state)
+            if slot is None and not self._running and state.slot is not None:
+                self._free(state)  # its own old slot may be what is in the way
+                reused = 0
+                slot = self._acquire(need, state)
+            if slot is None:
+                if self._running:
+                    return False
+                raise EngineError(f"{need} tokens do not fit into kv_budget_bytes = {self._cache.budget_bytes}")
+            if state.slot is not None:
+                self._cache.move(state.slot, slot, reused)
+                self._cache.release(state.slot)
+            state.slot = slot
+        state.ids = state.ids[:reused]
+        if not reused:
+            state.version = self._version
+        request.todo = prompt[reused:]
+        self._counts["reused"] += reused
+        return True
+
+    def _acquire(self, n_tokens: int, asking: _Session) -> Slot | None:
+        """A slot, if need be after evicting: idle sessions, those unused for longest first, then queued ones."""
+        capacity = self._cache.class_of(n_tokens)
+        running = {request.session for request in self._running}
+        while True:
+            holders = [s for s in self._sessions.values() if s.slot is not None and s is not asking]
+            slot = self._cache.acquire(n_tokens) if len(holders) < self._max_sessions else None
+            evictable = [s for s in holders if s not in running]
+            if slot is not None or not evictable:
+                return slot
+            same_class = [s for s in evictable if s.slot is not None and s.slot.capacity == capacity]
+            self._evict(min(same_class or evictable, key=lambda s: (s.request is not None, s.used)))
+
+    def _evict(self, state: _Session) -> None:
+        """Takes an idle or queued session's cache away; its next turn is computed from the whole prompt."""
+        self._free(state)
+        self._counts["evictions"] += 1
+        if state.request is None:
+            del self._sessions[state.name]
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        """One forward pass over the batch, shared by the workers, and what follows from it."""
+        work = self._plan()
+        shares = self._share(list(work))
+        self._in_step = {request.session for request in work.values()}
+        outcomes = await asyncio.gather(
+            *(self._submit(worker, share, work) for worker, share in zip(self._workers, shares, strict=False)),
+            return_exceptions=True,
+        )
+        self._in_step = set()
+        self._counts["steps"] += 1
+        for share, outcome in zip(shares, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                self._fail_share([work[chunk] for chunk in share], outcome)
+            else:
+                self._advance(work, share, outcome)
+
+    def _plan(self) -> dict[Chunk, _Request]:
+        """The step's chunks: one token of each completion that is under way, prompt tokens as far as the bound goes."""
+        budget = max(self._max_step_tokens - sum(len(r.todo) == 1 for r in self._running), 1)
+        work: dict[Chunk, _Request] = {}
+        for request in self._running:
+            state = request.session
+            n = 1 if len(request.todo) == 1 else min(len(request.todo), budget)
+            if n == 0:
+                continue
+            if len(request.todo) > 1:
+                budget -= n
+            assert state.slot is not None
+            chunk = Chunk(state.slot, len(state.ids), request.todo[:n], n == len(request.todo))
+            work[chunk] = request
+        return work
+
+    def _share(self, chunks: list[Chunk]) -> list[list[Chunk]]:
+        """Deals the chunks out to the workers, evenly by tokens; a small step is not worth sharing."""
+        total = sum(len(c.ids) for c in chunks)
+        n = min(len(self._workers), max(1, total // 64), len(chunks))
+        if n == 1:
+            return [chunks]
+        shares: list[list[Chunk]] = [[] for _ in range(n)]
+        loads = [0] * n
+        for chunk in sorted(chunks, key=lambda c: -len(c.ids)):
+            least = loads.index(min(loads))
+            shares[least].append(chunk)
+            loads[least] += len(chunk.ids)
+        return shares
+
+    def _submit(
+        self, worker: DaemonThread, share: list[Chunk], work: Mapping[Chunk, _Request]
+    ) -> asyncio.Future[list[tuple[Chunk, int, float]]]:
+        """Runs one worker's share on its thread: (chunk, token, log-probability) for each chunk that samples."""
+        draws = {chunk: (work[chunk].sampling, len(work[chunk].ids)) for chunk in share}
+        return asyncio.wrap_future(worker.submit(lambda: self._forward(share, draws)))
+
+    def _forward(
+        self, chunks: list[Chunk], draws: Mapping[Chunk, tuple[SamplingParams, int]]
+    ) -> list[tuple[Chunk, int, float]]:
+        """On a worker's thread: lays the chunks out, runs the model, samples."""
+        with torch.inference_mode():
+            batch = PackedBatch(chunks, self._layout, self._dtype, self._device)
+            logits = self._runner(batch)[: len(batch.sampled)]
+            if not batch.sampled:
+                return []
+            params, indices = zip(*(draws[c] for c in batch.sampled), strict=True)
+            tokens, logprobs = sample(logits, params, indices)
+        return list(zip(batch.sampled, tokens, logprobs, strict=True))
+
+    def _advance(
+        self, work: Mapping[Chunk, _Request], share: Sequence[Chunk], sampled: Sequence[tuple[Chunk, int, float]]
+    ) -> None:
+        """Books what a share of a step has computed, and answers those whose completion is complete."""
+        for chunk in share:
+            request = work[chunk]
+            state = request.session
+            if state.gone:
+                self._free(state)
+                continue
+            state.ids.extend(chunk.ids)
+            del request.todo[: len(chunk.ids)]
+            if len(chunk.ids) > 1 or not request.ids:
+                self._counts["prefilled"] += len(chunk.ids)
+        for chunk, token, logprob in sampled:
+            request = work[chunk]
+            if request.session.gone:
+                continue
+            request.ids.append(token)
+            request.logprobs.append(logprob)
+            request.versions.append(self._version)
+            request.todo = [token]
+            self._counts["decoded"] += 1
+            reason = self._finished(request)
+            if reason is not None:
+                self._running.remove(request)
+                self._clock += 1
+                request.session.used = self._clock
+                request.finish(reason)
+
+    def _finished(self, request: _Request) -> FinishReason | None:
+        sampling = request.sampling
+        if request.ids[-1] in sampling.stop_token_ids or (sampling.stop and self._has_stop(request)):
+            return "stop"
+        return "length" if len(request.ids) >= request.limit else None
+
+    def _has_stop(self, request: _Request) -> bool:
+        """Whether the end of the completion's text contains a stop string."""
+        assert self._tokenizer is not None
+        look_back = max(64, 8 * max(len(text) for text in request.sampling.stop))
+        text = self._tokenizer.decode(request.ids[-look_back:], skip_special_tokens=False)
+        return any(stop in text for stop in request.sampling.stop)
+
+    def _fail_share(self, requests: Sequence[_Request], error: BaseException) -> None:
+        """A share that failed fails its completions; what their slots hold is unknown, so they lose them."""
+        for request in requests:
+            if request in self._running:
+                self._running.remove(request)
+            request.fail(EngineError(f"a step failed: {type(error).__name__}: {error}"))
+            self._forget(request.session)
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    def _check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name not in self._targets:
+                raise EngineError(f"the model has no weight '{name}'{did_you_mean(name, self._targets)}")
+            if tensor.shape != self._targets[name].shape:
+                shapes = tuple(tensor.shape), tuple(self._targets[name].shape)
+                raise EngineError(f"weight '{name}' has shape {shapes[0]}, the model's is {shapes[1]}")
+
+    async def _apply_updates(self) -> None:
+        """Loads the weights that wait, between two steps, and deals with what the old ones left in the cache."""
+        while self._updates:
+            update = self._updates.popleft()
+            try:
+                await asyncio.wrap_future(self._workers[0].submit(lambda u=update: self._load(u.tensors)))  # type: ignore[misc]
+            except Exception as error:
+                if not update.future.done():
+                    update.future.set_exception(EngineError(f"the weights could not be loaded: {error}"))
+                continue
+            self._version = update.version
+            for request in self._running:
+                if self._stale_kv == "recompute" or (self._stale_kv == "drop" and not request.ids):
+                    request.session.ids = []
+                    request.session.version = update.version
+                    request.todo = request.prompt + request.ids
+            if not update.future.done():
+                update.future.set_result(None)
+
+    def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                self._targets[name].copy_(tensor)
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading elements are equal."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i in range(n) if a[i] != b[i])

@@ -1,0 +1,103 @@
+"""A small environment that a tiny model can learn: say the colour that the instruction names."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import rollenv
+from rollenv.errors import SnapshotError
+from rollenv.tasks import TaskSet
+
+COLOURS = ("red", "blue", "green", "black")
+
+
+class Colours(rollenv.TextEnv):
+    """Two turns: first any answer is taken, then the named colour wins 1.0, its neighbour 0.5.
+
+    Args:
+        n_tasks: tasks per split.
+        say: text in front of the instruction.
+    """
+
+    executor = "inline"
+
+    def __init__(self, n_tasks: int = 32, say: str = "say") -> None:
+        self.n_tasks, self._say = n_tasks, say
+        ids = [f"colour-{i}" for i in range(2 * n_tasks)]
+        self._tasks = TaskSet("colours", {"train": ids[:n_tasks], "test": ids[n_tasks:]}, self._content)
+        self._state: dict[str, Any] | None = None
+
+    @property
+    def tasks(self) -> TaskSet:
+        return self._tasks
+
+    @staticmethod
+    def _content(task: str) -> dict[str, str]:
+        return {"colour": random.Random(task).choice(COLOURS)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        task = (options or {}).get("task")
+        if task is None:
+            train = self._tasks.ids("train")
+            task = train[int(self.np_random.integers(len(train)))]
+        self._state = {"task": task, "colour": self._tasks.get(task).data["colour"], "turn": 0}
+        return self._see(), self._info()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        action = self.check_text(action)
+        state = self._state
+        if state is None or state["turn"] == 2:
+            raise rollenv.RollenvError("the episode is over or has not begun: call reset() first")
+        if action not in COLOURS:
+            return self._see(), 0.0, False, False, self._info() | {"valid_action": False}
+        state["turn"] += 1
+        if state["turn"] < 2:
+            return self._see(), 0.0, False, False, self._info() | {"valid_action": True}
+        distance = abs(COLOURS.index(action) - COLOURS.index(state["colour"]))
+        reward = {0: 1.0, 1: 0.5}.get(distance, 0.0)
+        return "done", reward, True, False, self._info() | {"valid_action": True, "success": reward == 1.0}
+
+    def _see(self) -> str:
+        assert self._state is not None
+        return f"{self._say} {self._state['colour']}" if self._state["turn"] == 0 else "again"
+
+    def _info(self) -> dict[str, Any]:
+        assert self._state is not None
+        return {"task": self._state["task"], "admissible_actions": list(COLOURS)}
+
+    def snapshot(self) -> bytes:
+        return json.dumps(self._state).encode()
+
+    def restore(self, snapshot: bytes) -> tuple[str, dict[str, Any]]:
+        try:
+            state = json.loads(snapshot)
+            self._tasks.get(state["task"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise SnapshotError("not a snapshot of Colours") from error
+        self._state = state
+        return self._see(), self._info()
+
+
+class ColourOracle:
+    """Says the colour that was named; with probability `noise` any colour."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self._noise = noise
+
+    def reset(self, seed: int) -> None:
+        self._random, self._colour = random.Random(seed), ""
+
+    def act(self, observation: str, info: dict[str, Any]) -> str:
+        if observation != "again":
+            self._colour = observation.split()[-1]
+        return self._random.choice(COLOURS) if self._random.random() < self._noise else self._colour
+
+
+def register() -> rollenv.EnvSpec:
+    """Registers the environment as `Colours-v0`."""
+    return rollenv.register(
+        "Colours-v0", Colours, max_turns=4, agents={"oracle": f"{__name__}:ColourOracle"}, description="a toy"
+    )

@@ -1,0 +1,171 @@
+"""The recipe of a seed policy: an expert's episodes, a tokenizer, a small model, imitation, and how good it became."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rollenv.agents import make_agent
+from rollenv.agents.base import ChatAgent
+from rollenv.config.imitate import ImitateConfig
+from rollenv.errors import RollenvError
+from rollenv.evaluation.evaluate import play_panel, summarize
+from rollenv.files import new_folder
+from rollenv.inference.base import SamplingParams
+from rollenv.inference.chat import ChatFormat
+from rollenv.inference.torch_engine import TorchEngine
+from rollenv.registration import make, spec
+from rollenv.rollout.controller import collect
+from rollenv.rollout.env_pool import EnvPool
+from rollenv.rollout.episode import EpisodeLimits
+from rollenv.rollout.groups import GroupRequest
+from rollenv.rollout.play import DemonstrationPlay, ModelPlay
+from rollenv.rollout.scheduler import Scheduler
+from rollenv.seeding import TaskOrder, derive_seed
+from rollenv.trainers.device import choose_device
+from rollenv.trainers.imitate import Demonstration, ImitateSettings, imitate
+from rollenv.trainers.policy import Policy, load_model, n_parameters
+from rollenv.trainers.scratch import ScratchShape, new_model, train_tokenizer
+from rollenv.trajectory import StopReason
+
+OnFigures = Callable[[str, dict[str, Any]], None]
+"""Called with ("play" | "learn" | "eval", figures) as the work goes."""
+
+
+class ImitationRun:
+    """Imitates `config.expert` and leaves a `transformers` folder in `<out>/model`.
+
+    Args:
+        config: `config.out` must be set.
+        on_figures: gets figures as they come.
+    """
+
+    def __init__(self, config: ImitateConfig, on_figures: OnFigures = lambda kind, figures: None) -> None:
+        if config.out is None:
+            raise ValueError("an imitation needs config.out")
+        self.config, self._on_figures = config, on_figures
+        self.folder = Path(config.out)
+        self.spec = spec(config.env)
+        self._pool = EnvPool(lambda: make(self.spec, **config.env_args))
+        env = self._pool.acquire()
+        self.tasks = env.tasks
+        self._pool.release(env, healthy=True)
+        self.agent: ChatAgent = make_agent(self.spec, config.agent.name, config.agent.arguments)
+        make_agent(self.spec, config.expert.name, config.expert.arguments)  # refused early if it cannot be made
+        self._limits = EpisodeLimits(max_turns=config.max_turns or self.spec.max_turns)
+
+    def run(self) -> dict[str, Any]:
+        """Plays, learns, saves, evaluates. Returns the figures.
+
+        Raises:
+            RollenvError: episodes fail and fail, or the result cannot be written.
+        """
+        config = self.config
+        device = choose_device(config.device, config.threads)
+        policy = self._policy(device)
+        demonstrations, expert_success = self._demonstrations(policy.chat)
+        settings = ImitateSettings(
+            epochs=config.epochs,
+            batch=config.batch,
+            lr=config.lr,
+            schedule=config.schedule,
+            warmup=config.warmup,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            observation_weight=config.observation_weight,
+            microbatch_tokens=config.microbatch_tokens,
+            seed=derive_seed(config.seed, "order"),
+        )
+        learned = imitate(policy, demonstrations, settings, lambda figures: self._on_figures("learn", figures))
+        self._save(policy)
+        figures = {
+            "parameters": n_parameters(policy.model),
+            "vocabulary": len(policy.tokenizer),
+            "episodes": config.episodes,
+            "expert_success": expert_success,
+            "tokens_per_episode": sum(len(d.ids) for d in demonstrations) / max(1, config.episodes),
+            "loss": learned["loss"],
+            "action_loss": learned["action_loss"],
+            **asyncio.run(self.evaluate(policy, device)),
+        }
+        self._pool.close()
+        return figures
+
+    def _policy(self, device: str) -> Policy:
+        config = self.config
+        if config.model != "scratch":
+            return Policy.load(config.model, device, config.precision)
+        texts: list[str] = [str(getattr(self.agent, "system", ""))]
+        self._play(min(config.tokenizer_episodes, config.episodes), None, texts.append)
+        tokenizer = train_tokenizer(texts, config.shape.vocabulary)
+        shape = ScratchShape(**config.shape.model_dump())
+        model = new_model(shape, tokenizer, derive_seed(config.seed, "weights"))
+        return Policy.of(model, tokenizer, device, config.precision)
+
+    def _demonstrations(self, chat: ChatFormat) -> tuple[list[Demonstration], float]:
+        trajectories = self._play(self.config.episodes, chat, lambda text: None)
+        segments = [segment for t in trajectories for segment in t.segments()]
+        success = sum(bool(t.success) for t in trajectories) / max(1, len(trajectories))
+        return [Demonstration(segment.ids, segment.mask) for segment in segments], success
+
+    def _play(self, episodes: int, chat: ChatFormat | None, on_text: Callable[[str], None]) -> list[Any]:
+        config = self.config
+        play = DemonstrationPlay(
+            self._pool,
+            self.spec.id,
+            lambda: make_agent(self.spec, config.expert.name, config.expert.arguments),
+            self.agent,
+            chat,
+            self._limits,
+            on_text,
+        )
+        order = TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks"))
+        seed = derive_seed(config.seed, "demonstrations")
+
+        async def play_all() -> list[Any]:
+            scheduler = Scheduler(play, concurrency=16)
+            requests = [GroupRequest(index, order[index], 1, seed) for index in range(episodes)]
+            try:
+                return await collect(scheduler, requests, lambda n: self._played(n, episodes))
+            finally:
+                await scheduler.close()
+
+        groups = asyncio.run(play_all())
+        return [t for group in groups for t in group.trajectories if t.stop is not StopReason.FAILED]
+
+    def _played(self, finished: int, total: int) -> None:
+        if finished % 50 == 0 or finished == total:
+            self._on_figures("play", {"step": finished, "total": total})
+
+    def _save(self, policy: Policy) -> None:
+        try:
+            with new_folder(self.folder / "model") as temporary:
+                policy.save(temporary)
+        except Exception as error:  # each library has its own class for a full disk
+            raise RollenvError(f"cannot write the model to '{self.folder}': {error!s:.200}") from error
+
+    async def evaluate(self, policy: Policy, device: str) -> dict[str, Any]:
+        """Plays the test panel with the model as it was saved."""
+        config = self.config
+        model, tokenizer = load_model(self.folder / "model")
+        engine = TorchEngine(model, tokenizer=tokenizer, device=device)
+        panel = self.tasks.panel(config.eval.split, min(config.eval.episodes, len(self.tasks.ids(config.eval.split))))
+        sampling = SamplingParams(
+            max_tokens=64, temperature=config.eval.temperature, stop_token_ids=(policy.chat.end_of_turn_id,)
+        )
+        play = ModelPlay(self._pool, self.spec.id, self.agent, engine, policy.chat, sampling, self._limits, "eval")
+        try:
+            trajectories = await play_panel(play, panel, derive_seed(config.seed, "eval"), concurrency=64)
+        finally:
+            await engine.close()
+        summary = summarize(self.spec.id, panel, trajectories)
+        figures = {
+            "eval_success": summary.success_rate,
+            "eval_ci95": list(summary.ci95),
+            "eval_reward": summary.mean_reward,
+            "eval_tasks_sha256": summary.tasks_sha256,
+        }
+        self._on_figures("eval", figures)
+        return figures
