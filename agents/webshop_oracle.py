@@ -254,7 +254,8 @@ class WebShopOracle:
         patient = request.formal or len(self._tried) < PATIENCE
         if candidates and self._left > needed + 1 and patient:
             return f"click[{candidates[0].asin}]"
-        if page.hits and (candidates or self._left <= needed + 3):
+        known = not request.formal and any(hit.asin in self._tried for hit in page.hits)
+        if page.hits and (candidates or known or self._left <= needed + 3):
             self._settled = True
             return f"click[{min(page.hits, key=lambda hit: self._regret(hit, request)).asin}]"
         self._exhausted.add(page.number)

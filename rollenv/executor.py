@@ -18,18 +18,26 @@ class DaemonThread:
     """Runs submitted calls one after another on a thread that dies with the process."""
 
     def __init__(self, name: str) -> None:
+        self._stopped = False
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Queues `function`; its result or exception arrives in the returned future."""
+        """Queues `function`; its result or exception arrives in the returned future.
+
+        Raises:
+            RuntimeError: the thread was stopped, so that the future would never be done.
+        """
+        if self._stopped:
+            raise RuntimeError(f"thread '{self._thread.name}' was stopped: it takes no more calls")
         future: Future[T] = Future()
         self._queue.put((future, function))
         return future
 
     def stop(self, timeout: float = 1.0) -> None:
         """Ends the thread after the calls already queued; gives up waiting after `timeout` seconds."""
+        self._stopped = True
         self._queue.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)

@@ -177,8 +177,9 @@ def make_vec(
 
     Observations come as tuples of `str`, and `step` takes a sequence of `str`.
     """
-    env_spec = spec(id)
-    makers = [_Maker(env_spec.id, kwargs) for _ in range(num_envs)]
+    if num_envs < 1:
+        raise RollenvError(f"num_envs must be at least 1, not {num_envs}")
+    makers = [_Maker(spec(id), kwargs) for _ in range(num_envs)]
     if vectorization == "sync":
         return gymnasium.vector.SyncVectorEnv(makers)
     if vectorization == "async":
@@ -187,13 +188,13 @@ def make_vec(
 
 
 class _Maker:
-    """A picklable `lambda: make(id, **kwargs)`."""
+    """A picklable `lambda: make(spec, **kwargs)`: it holds the spec, for processes with a registry of their own."""
 
-    def __init__(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        self.env_id, self.kwargs = env_id, dict(kwargs)
+    def __init__(self, env_spec: EnvSpec, kwargs: Mapping[str, Any]) -> None:
+        self.env_spec, self.kwargs = env_spec, dict(kwargs)
 
     def __call__(self) -> TextEnv:
-        return make(self.env_id, **self.kwargs)
+        return make(self.env_spec, **self.kwargs)
 
 
 def load_plugins() -> None:
@@ -201,11 +202,12 @@ def load_plugins() -> None:
     global _plugins_loaded
     if _plugins_loaded:
         return
-    _plugins_loaded = True
+    _plugins_loaded = True  # already now: what registers may ask the registry
     for entry in importlib.metadata.entry_points(group="rollenv.envs"):
         try:
             entry.load()()
         except (ImportError, AttributeError, TypeError) as error:
+            _plugins_loaded = False
             raise RollenvError(
                 f"the entry point '{entry.name}' of group 'rollenv.envs' ({entry.value}) does not load: {error}; "
                 "mend or uninstall the package that declares it"

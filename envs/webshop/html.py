@@ -20,6 +20,7 @@ _SCRIPTS = (
     "https://ajax.googleapis.com/ajax/libs/jquery/3.5.1/jquery.min.js",
     "https://stackpath.bootstrapcdn.com/bootstrap/4.3.1/js/bootstrap.bundle.min.js",
 )
+_UNQUOTED = "$!'()*,;"
 _SIGNS = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
 
 
@@ -33,8 +34,8 @@ def address(**parts: Any) -> str:
     pairs = []
     for key, value in parts.items():
         for one in value if isinstance(value, (list, tuple)) else [value]:
-            text = str(one).encode("utf-8", "replace")
-            pairs.append(f"{key}={quote_plus(text, safe="$!'()*,;")}")
+            text = quote_plus(str(one).encode("utf-8", "replace"), safe=_UNQUOTED)
+            pairs.append(f"{key}={text}")
     return escape("/?" + "&".join(pairs))
 
 

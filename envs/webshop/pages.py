@@ -51,7 +51,7 @@ class View:
         data: the products a page of hits shows.
     """
 
-    __slots__ = ("_rich", "actions", "clickables", "data", "nodes", "targets", "text")
+    __slots__ = ("_marks", "_rich", "actions", "clickables", "data", "nodes", "targets", "text")
 
     def __init__(self, nodes: Iterable[tuple[Mark, str]], targets: dict[str, Target], data: Any = None) -> None:
         self.nodes = tuple(node for mark, raw in nodes if (node := _node(mark, raw)) is not None)
@@ -63,6 +63,7 @@ class View:
         segments = [text.strip() for _, text in self.nodes]
         self.text = SEPARATOR.join(segments) if segments else None
         self._rich: str | None = None
+        self._marks = {mark for mark, _ in self.nodes}
         self.data = data
 
     def rich(self, url: str, visited: Container[str]) -> tuple[str, str]:
@@ -72,7 +73,7 @@ class View:
             url: the page's address, which tells the chosen options.
             visited: asins of the products that have been opened.
         """
-        if '"' not in url and not visited:
+        if ("label" not in self._marks or '"' not in url) and ("link" not in self._marks or not visited):
             if self._rich is None:
                 self._rich = "".join(f"{_rich(mark, text, False)}\n" for mark, text in self.nodes)
             return "", self._rich
@@ -107,9 +108,9 @@ def head_text(instruction: str) -> str:
     return SEPARATOR.join(["Instruction:", *(n[1].strip() for n in [_node("text", instruction)] if n)])
 
 
-def head_rich(instruction: str) -> str:
+def head_rich(title: str, instruction: str) -> str:
     """What the form `text_rich` has there."""
-    return "".join(f"{n[1]}\n" for n in [_node("text", "Instruction:"), _node("text", instruction)] if n)
+    return "".join(f"{n[1]}\n" for n in [_node("text", title), _node("text", instruction)] if n)
 
 
 # -- the pages ---------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ OTHERS = (
     Role((0, 9), lacks=True),
 )
 """One or two of these are in a family."""
-RIVALS = {Role((46, 62)): 42, Role((0, 9), lacks=True): 36, Role((0, 9), values=(2, 2)): 22}
+RIVALS = {Role((46, 62)): 44, Role((0, 9), lacks=True): 38, Role((0, 9), values=(2, 2)): 18}
 """Two of one of these are in a family (weights). They have long descriptions, which rank well: so the first hit of
 a search is often too dear, lacks an attribute, or does not offer what is asked for."""
 HUMAN_INSTRUCTIONS = 160
@@ -266,7 +266,7 @@ def _long_description(rng: random.Random, product: Product, palettes: dict[str, 
     if " " in missing:
         sentences += [rng.choice(words.PASSING).format(word=word) for word in missing.split()]
     for option in product.options:
-        for value in rng.sample(palettes[option], min(3, len(palettes[option]))):
+        for value in rng.sample(palettes[option], min(5, len(palettes[option]))):
             sentences.append(rng.choice(words.MATCHES).format(value=value))
     return ". ".join(sentences)
 

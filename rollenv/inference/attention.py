@@ -1,8 +1,8 @@
 """Attention of many sequences packed into one row, each against its own slot of the engine's cache.
 
 transformers' model classes call `packed_attention` through their attention interface under the name `IMPLEMENTATION`;
-it finds the step's `PackedBatch` among its keyword arguments. No padding exists outside attention: the batch's tokens lie
-one after another, and only inside attention are sequences of similar length lined up into a rectangle.
+it finds the step's `PackedBatch` among its keyword arguments. No padding exists outside attention: the batch's tokens
+lie one after another, and only inside attention are sequences of similar length lined up into a rectangle.
 
 Shape suffixes: T packed tokens (padded to a multiple of the tile), N sequences of one group, Q query tokens of each,
 H query heads, G key/value heads, R = H / G, D head dimension, L key length.

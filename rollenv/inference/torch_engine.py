@@ -314,7 +314,8 @@ class TorchEngine:
         """Replaces the weights between two decode steps; running completions continue with the new ones.
 
         `tensors` are named as in `model.state_dict()`; names may be missing (they stay as they are), and of tied
-        weights one name is enough. They are copied before this returns. What becomes of cached keys and values: `stale_kv`.
+        weights one name is enough. They are copied before this returns. `stale_kv` says what becomes of cached keys and
+        values.
 
         Raises:
             EngineError: an unknown name or a wrong shape (nothing is changed then), or the engine is closed.

@@ -1,0 +1,55 @@
+"""The verbs, put together. Importing this loads no torch: each verb imports what it needs when it is called."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import rollenv
+from rollenv.cli.doctor import doctor
+from rollenv.cli.envs import envs
+from rollenv.cli.evaluate import evaluate
+from rollenv.cli.imitate import imitate
+from rollenv.cli.play import play
+from rollenv.cli.train import name_bare_resume, train
+from rollenv.errors import RollenvError
+
+app = typer.Typer(
+    name="rollenv",
+    help="A gym for LLM agents: play, evaluate, imitate and train in multi-turn text environments.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(train)
+app.command("eval")(evaluate)
+app.command()(play)
+app.command()(imitate)
+app.command()(envs)
+app.command()(doctor)
+
+
+@app.callback()
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(rollenv.__version__)
+        raise typer.Exit
+
+
+def run(args: list[str]) -> int:
+    """Runs one verb and returns its exit code.
+
+    Raises:
+        RollenvError: a user's mistake, a wrong option among them.
+    """
+    try:
+        code = typer.main.get_command(app).main(name_bare_resume(args), prog_name="rollenv", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        # Usage errors: their class is click's or typer's own, by typer's version; both tell themselves in one line.
+        if not hasattr(error, "format_message"):
+            raise
+        raise RollenvError(f"{error.format_message().rstrip('.')}; 'rollenv --help' lists what there is") from error
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,88 @@
+"""Options that several verbs share, and people's own code, imported before a verb begins."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rollenv.errors import RollenvError
+
+EnvOption = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment; 'rollenv envs' lists them.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings to start from.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Decides everything random.")]
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="FILE.py|MODULE", help="Import this first (it may register environments)."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings, such as optim.lr=1e-4 or data=DIR; 'rollenv train --env NAME --dry-run' shows them all.",
+        show_default=False,
+    ),
+]
+
+
+def import_user_code(names: Iterable[str] | None) -> None:
+    """Imports each file (under its stem) or module, with its folder on the path.
+
+    Raises:
+        RollenvError: it is not there, or it fails; the message has the line.
+    """
+    for name in names or ():
+        try:
+            if name.endswith(".py"):
+                _import_file(Path(name))
+            else:
+                _put_on_path(Path.cwd())
+                importlib.import_module(name)
+        except RollenvError:
+            raise
+        except Exception as error:
+            raise RollenvError(f"--import {name}: {type(error).__name__}: {error}{_line_of(error)}") from error
+
+
+def _import_file(path: Path) -> None:
+    if not path.is_file():
+        raise RollenvError(f"--import {path}: there is no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    _put_on_path(path.resolve().parent)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # by this name its classes are pickled and its agents found ("file:Agent")
+    spec.loader.exec_module(module)
+
+
+def _put_on_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _line_of(error: Exception) -> str:
+    """Where in the user's file it failed."""
+    trace = error.__traceback__
+    last = ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith("<frozen") and file != __file__:
+            last = f" ({file}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return last
+
+
+def as_words(options: dict[str, Any]) -> list[str]:
+    """Options that were given, as `key=value` words (those that are None were not).
+
+    >>> as_words({"steps": 5, "out": "runs/a", "seed": None})
+    ['steps=5', 'out="runs/a"']
+    """
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in options.items() if value is not None]
