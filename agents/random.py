@@ -41,7 +41,7 @@ class RandomAgent:
                 "RandomAgent needs info['admissible_actions'] with at least one action: use it with an environment "
                 "that lists them, or choose another agent"
             )
-        return self._rng.choice(list(actions))
+        return str(self._rng.choice(list(actions)))
 
     def _search(self, observation: str) -> str:
         nodes = observation.split(_SEPARATOR)

@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from rollenv.errors import RollenvError
+
 _SEPARATOR = " [SEP] "
 _PRICE_CLAUSE = re.compile(r",? *and price lower than ([\d.]+) dollars\s*$")
 _OPTION = re.compile(r", and (?=[^:,]+: )")
@@ -102,7 +104,8 @@ def read_request(instruction: str) -> Request:
     price = _PRICE_CLAUSE.search(text)
     bound = float(price[1]) if price else float("inf")
     text = (text[: price.start()] if price else text).strip()
-    core, options = text, ()
+    core = text
+    options: tuple[tuple[str, str], ...] = ()
     formal = text.startswith("find me ")
     if formal:
         core = text.removeprefix("find me ")
@@ -114,7 +117,7 @@ def read_request(instruction: str) -> Request:
         query, core = core, core[:start] if start >= 0 else core
     else:
         query = text
-    return Request(query, core, words_of(core), options, formal, bound, text)
+    return Request(query or "product", core or "product", words_of(core), options, formal, bound, text)
 
 
 def read_page(observation: str, info: dict[str, Any]) -> Page:
@@ -180,9 +183,14 @@ class WebShopOracle:
             the bound, a wrong or forgotten option, a needless page, a careless query). It then carries on sensibly
             from where it is, so that demonstrations hold recoveries.
         limit: actions after which the episode would be cut; it settles for the best it knows in time to buy.
+
+    Raises:
+        RollenvError: `noise` is not a probability.
     """
 
     def __init__(self, noise: float = 0.0, limit: int = 15) -> None:
+        if not 0.0 <= noise <= 1.0:
+            raise RollenvError(f"noise is a probability from 0 to 1, not {noise}")
         self.noise = noise
         self.limit = limit
         self.reset(0)
@@ -195,7 +203,8 @@ class WebShopOracle:
         self._query = 0
         self._exhausted: set[int] = set()  # pages of this query's hits where nothing is left to try
         self._tried: dict[str, int] = {}  # asin -> how many wishes it leaves open
-        self._learned: dict[str, frozenset[str]] = {}  # asin -> words of its Features page
+        self._learned: dict[str, frozenset[str]] = {}  # asin -> words of its further pages
+        self._read: set[str] = set()  # whose Features page was opened
         self._asin = ""  # the product whose pages are open
         self._picked: dict[str, str] = {}  # option group -> value chosen on the open product
         self._settled = False  # out of time: buy what is open
@@ -232,6 +241,8 @@ class WebShopOracle:
         label = action[len("click[") : -1]
         if page.kind == "results" and any(hit.asin == label for hit in page.hits):
             self._asin = label
+        if label == "features":
+            self._read.add(self._asin)
         for group, values in page.options.items():
             if label in values:
                 self._picked[group] = label
@@ -242,8 +253,9 @@ class WebShopOracle:
         return self.limit - self._turn + 1
 
     def _queries(self, request: Request) -> list[str]:
+        """What to search for, in turn: everything, without the options, the kind with its adjectives, one word."""
         head = re.split(r" with | for ", request.core)[0]
-        return [request.query, request.core, head, request.core.replace(",", " ").split()[-1]]
+        return list(dict.fromkeys((request.query, request.core, head, head.split()[-1])))
 
     # -- the list of hits --------------------------------------------------------------------------------------
 
@@ -276,9 +288,10 @@ class WebShopOracle:
         if self._vague:
             return untried
         near = [hit for hit in untried if len(self._open(hit, request)) <= fewest + NEAR]
-        return sorted(near, key=lambda hit: len(self._open(hit, request)))
+        return sorted(near, key=lambda hit: len(self._open(hit, request)) > fewest)
 
     def _affordable(self, hit: Hit, request: Request) -> bool:
+        """Whether the price is under the bound: all of a range, unless titles are vague."""
         return (hit.low if self._vague else hit.price) <= request.bound
 
     def _regret(self, hit: Hit, request: Request) -> int:
@@ -299,7 +312,7 @@ class WebShopOracle:
             named = words_of(" ".join((*wanted, *wanted.values())))
             unknown = frozenset() if self._vague else self._open(replace(hit, asin=self._asin), request) - named
             wrong = unmet + (not self._affordable(hit, request))
-            unread = request.formal and self._asin not in self._learned and "features" in page.clickables
+            unread = request.formal and self._asin not in self._read and "features" in page.clickables
             if unknown and not wrong and unread and self._left >= 2 + buying:
                 return "click[features]"
             if wrong or unknown:

@@ -177,7 +177,9 @@ def main() -> None:
     torch.set_num_threads(2)
     model = build_model(arguments.size)
     engine = TorchEngine(model)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; exact: {engine.exact}; load {os.getloadavg()[0]:.2f}")
+    print(
+        f"{sum(p.numel() for p in model.parameters()):,} parameters; exact: {engine.exact}; load {os.getloadavg()[0]:.2f}"
+    )
     for kind in ("uniform", "varied"):
         if arguments.only_ours:
             episodes = workload(kind, arguments.episodes)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypedDict, TypeVar
 import gymnasium
 from gymnasium.utils import seeding
 
-from rollenv.errors import InvalidAction, SnapshotError
+from rollenv.errors import InvalidAction, RollenvError, SnapshotError
 from rollenv.executor import DaemonThread
 from rollenv.tasks import TaskSet
 
@@ -168,3 +168,14 @@ class TextEnv(gymnasium.Env[str, str]):
         if not isinstance(action, str):
             raise InvalidAction(f"an action must be text (str), not {type(action).__name__}: {action!r:.80}")
         return action
+
+    @staticmethod
+    def check_options(options: Any) -> dict[str, Any]:
+        """The `options` of `reset` as a dict, empty when there are none.
+
+        Raises:
+            RollenvError: they are no `dict`.
+        """
+        if options is not None and not isinstance(options, dict):
+            raise RollenvError(f"options must be a dict such as {{'task': id}}, not {options!r:.80}")
+        return dict(options or {})

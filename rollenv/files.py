@@ -18,7 +18,7 @@ def write_atomically(path: Path, parts: Iterable[str]) -> None:
     Raises:
         RollenvError: it cannot be written; what was at `path` is still there.
     """
-    temporary = None
+    temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
@@ -30,16 +30,20 @@ def write_atomically(path: Path, parts: Iterable[str]) -> None:
             os.fsync(f.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:  # also what `parts` raises, and Ctrl-C
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise RollenvError(f"cannot write '{path}': {error.strerror}; nothing there was changed") from error
+        if isinstance(error, OSError):
+            raise RollenvError(f"cannot write '{path}': {error.strerror}; nothing there was changed") from error
+        raise
 
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `path` when the block ends well and vanishes when it does not.
+
+    A folder that is already at `path` is replaced, and is still there when the new one could not take its place.
 
     Raises:
         OSError: it cannot be made or moved.
@@ -56,9 +60,22 @@ def new_folder(path: Path) -> Iterator[Path]:
                 finally:
                     os.close(descriptor)
         os.chmod(temporary, 0o755)
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
+        _put_in_place(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _put_in_place(folder: Path, path: Path) -> None:
+    """Moves `folder` to `path`; what is there steps aside first, and comes back when that fails."""
+    if not path.exists():
+        os.replace(folder, path)
+        return
+    aside = folder.with_name(f"{folder.name}.old")
+    os.replace(path, aside)
+    try:
+        os.replace(folder, path)
+    except BaseException:
+        os.replace(aside, path)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)

@@ -35,7 +35,7 @@ class Message:
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [
-                {"type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                {"type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
                 | ({"id": c.id} if c.id else {})
                 for c in self.tool_calls
             ]

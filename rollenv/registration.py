@@ -5,6 +5,7 @@ An id is `Name-vN`; its short name is the lower-cased `Name`, which stands for t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import re
@@ -70,6 +71,7 @@ registry: dict[str, EnvSpec] = {}
 """Every registered spec by id."""
 
 _plugins_loaded = False
+_loaded: set[str] = set()  # the entry points that have registered
 
 
 def register(
@@ -198,20 +200,41 @@ class _Maker:
 
 
 def load_plugins() -> None:
-    """Runs the `rollenv.envs` entry points of every installed package, once. Each is a function that registers."""
+    """Runs the `rollenv.envs` entry points of every installed package, once. Each is a function that registers.
+
+    Raises:
+        RollenvError: one of them does not load; the message names it.
+    """
     global _plugins_loaded
     if _plugins_loaded:
         return
     _plugins_loaded = True  # already now: what registers may ask the registry
     for entry in importlib.metadata.entry_points(group="rollenv.envs"):
         try:
-            entry.load()()
+            _load_plugin(entry)
         except (ImportError, AttributeError, TypeError) as error:
             _plugins_loaded = False
             raise RollenvError(
                 f"the entry point '{entry.name}' of group 'rollenv.envs' ({entry.value}) does not load: {error}; "
                 "mend or uninstall the package that declares it"
             ) from error
+
+
+def _load_plugin(entry: importlib.metadata.EntryPoint) -> None:
+    if entry.value not in _loaded:
+        entry.load()()
+        _loaded.add(entry.value)
+
+
+def _load_own_plugins() -> None:
+    """Registers rollenv's own environments, so that gymnasium knows them as soon as rollenv is imported.
+
+    Other packages' wait until they are asked for: one of them may be what is importing rollenv just now.
+    """
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not installed: a folder on sys.path
+        for entry in importlib.metadata.distribution("rollenv").entry_points.select(group="rollenv.envs"):
+            with contextlib.suppress(ImportError, AttributeError, TypeError):  # load_plugins will name it
+                _load_plugin(entry)
 
 
 def load_attribute(path: str, what: str) -> Any:
@@ -243,3 +266,6 @@ def takes_keyword(function: Callable[..., Any], name: str) -> bool:
 
     parameters = inspect.signature(function).parameters.values()
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters) or name in keyword_names(function)
+
+
+_load_own_plugins()

@@ -32,7 +32,7 @@ class TaskSet:
     """Named splits of task ids over lazily read content.
 
     Args:
-        name: name of the set, part of the hash.
+        name: name of the set, for messages (what decides a task's outcome belongs into `facts`).
         splits: split name -> ids in their fixed order. Splits may not overlap.
         content: id -> the task's data (JSON-serialisable); called only for tasks that are asked for.
         facts: whatever else decides a task's outcome (versions, component choices); part of the hash.
@@ -57,7 +57,7 @@ class TaskSet:
         return len(self._split_of)
 
     def __contains__(self, task_id: object) -> bool:
-        return task_id in self._split_of
+        return isinstance(task_id, str) and task_id in self._split_of
 
     def get(self, task_id: str) -> Task:
         """The task of that id.

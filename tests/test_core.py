@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollenv
-from rollenv import InvalidAction, SnapshotError, TextEnv, TextSpace
+from rollenv import InvalidAction, RollenvError, SnapshotError, TextEnv, TextSpace
 from rollenv.errors import did_you_mean
 
 
@@ -232,6 +232,19 @@ def test_an_action_that_is_no_text_is_refused_by_name(action: Any) -> None:
     with pytest.raises(InvalidAction, match=f"not {type(action).__name__}"):
         TextEnv.check_text(action)
     assert TextEnv.check_text("") == ""
+
+
+@pytest.mark.parametrize("options", ["task", 7, ["task"], ("task", "x")])
+def test_options_that_are_no_dict_are_refused(options: Any) -> None:
+    with pytest.raises(RollenvError, match=r"options must be a dict such as \{'task': id\}, not "):
+        TextEnv.check_options(options)
+
+
+def test_options_are_copied() -> None:
+    given = {"task": "x"}
+    assert TextEnv.check_options(given) == given
+    assert TextEnv.check_options(given) is not given
+    assert TextEnv.check_options(None) == {}
 
 
 @pytest.mark.parametrize(

@@ -101,3 +101,49 @@ def register() -> rollenv.EnvSpec:
     return rollenv.register(
         "Colours-v0", Colours, max_turns=4, agents={"oracle": f"{__name__}:ColourOracle"}, description="a toy"
     )
+
+
+# -- small policies and engines for tests ----------------------------------------------------------------------
+
+
+def tokenizer() -> Any:
+    """A byte-level tokenizer in which every word of the toy is one token."""
+    from rollenv.trainers.scratch import train_tokenizer
+
+    words = [f"say {c}" for c in COLOURS] + [*COLOURS, "again", "done", "No."]
+    return train_tokenizer(words * 4, 300)
+
+
+def policy(seed: int = 0, hidden: int = 32, layers: int = 2, context: int = 256) -> Any:
+    """A tiny Llama with random weights."""
+    from rollenv.trainers.policy import Policy
+    from rollenv.trainers.scratch import ScratchShape, new_model
+
+    words = tokenizer()
+    shape = ScratchShape(hidden=hidden, layers=layers, heads=4, kv_heads=2, mlp=2 * hidden, context=context)
+    return Policy.of(new_model(shape, words, seed), words)
+
+
+def demonstrations(chat: Any, n: int, noise: float, seed: int = 0) -> list[Any]:
+    """What the oracle did in `n` training episodes, as segments to imitate."""
+    import asyncio
+
+    from rollenv.agents.llm import LLMAgent
+    from rollenv.rollout.controller import collect
+    from rollenv.rollout.env_pool import EnvPool
+    from rollenv.rollout.episode import EpisodeLimits
+    from rollenv.rollout.groups import GroupRequest
+    from rollenv.rollout.play import DemonstrationPlay
+    from rollenv.rollout.scheduler import Scheduler
+    from rollenv.trainers.imitate import Demonstration
+
+    agent = LLMAgent(system="", list_actions=False)
+    play = DemonstrationPlay(EnvPool(Colours), "toy", lambda: ColourOracle(noise), agent, chat, EpisodeLimits(4))
+
+    async def run() -> list[Any]:
+        scheduler = Scheduler(play, concurrency=4)
+        tasks = Colours().tasks.ids("train")
+        groups = await collect(scheduler, [GroupRequest(i, tasks[i % len(tasks)], 1, seed) for i in range(n)])
+        return [t for group in groups for t in group.trajectories]
+
+    return [Demonstration(s.ids, s.mask) for t in asyncio.run(run()) for s in t.segments()]

@@ -68,7 +68,7 @@ def write(
     except Exception as error:  # each library has its own class for a full disk
         last = newest(run)
         whole = f"the last whole one is '{last.folder}'" if last else "there is none yet"
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
         raise RollenvError(
             f"cannot write checkpoint '{folder}': {reason:.200}; {whole}: make room, then continue with --resume"
         ) from error

@@ -107,7 +107,8 @@ class TrainRun:
             torch.set_rng_state(tensors["torch_rng"])
         engine_model = copy.deepcopy(model)
         if config.rollout.precision == "bf16":
-            engine_model = engine_model.bfloat16()
+            for parameter in engine_model.parameters():  # not the buffers: rotary frequencies need fp32
+                parameter.data = parameter.data.bfloat16()
         self.engine = TorchEngine(
             engine_model,
             tokenizer=tokenizer,
@@ -119,6 +120,8 @@ class TrainRun:
     def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
         config, state = self.config, resume.state() if resume else None
         ledger = Ledger.from_dict(state["ledger"]) if state else Ledger()
+        ledger.abandon()
+        self._ledger = ledger.to_dict()  # as it stood at the last step boundary
         play = self._play(
             "train",
             SamplingParams(
@@ -160,7 +163,7 @@ class TrainRun:
     def limits(self) -> EpisodeLimits:
         """The bounds of an episode."""
         rollout = self.config.rollout
-        context = int(self.policy.model.config.max_position_embeddings)
+        context = min(int(self.policy.model.config.max_position_embeddings), self.engine.max_length)
         return EpisodeLimits(
             max_turns=rollout.max_turns or self.spec.max_turns,
             max_tokens=min(rollout.max_tokens or context, context),
@@ -240,6 +243,7 @@ class TrainRun:
         self.step += 1
         await self.engine.update_weights(self.step, self.policy.state())
         self.controller.weights_updated(self.step)
+        self._ledger = self.scheduler.ledger.to_dict()
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
@@ -257,7 +261,7 @@ class TrainRun:
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and not self._stop.is_set():
+            if task.done():  # also when a stop was asked for just now: the next wait will see it
                 return task.result()
             raise Interrupted(self._checkpoint().folder, self.step)
         finally:
@@ -299,7 +303,7 @@ class TrainRun:
             "config": self.config.model_dump(mode="json"),
             "model": self._model,
             "controller": self.controller.state_dict(),
-            "ledger": self.scheduler.ledger.to_dict(),
+            "ledger": self._ledger,
             "tasks_sha256": self.tasks_sha256,
             "figures": self._figures,
         }

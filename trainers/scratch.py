@@ -33,10 +33,13 @@ class ScratchShape:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: any text survives a round trip. Digits are tokens of their own, so that prices can
-    be compared place by place; words carry the space before them."""
+    """A byte-level BPE tokenizer: any text survives a round trip.
+
+    Words carry the space before them. Digits are tokens of their own, so that amounts can be compared place by place;
+    what needs no such care is kept short: cents (`.99`), and a number in brackets (` [12]`), which is a name.
+    """
     tokenizer = Tokenizer(models.BPE())
-    pattern = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+    pattern = Regex(r" ?\[\p{N}{1,3}\]|\.\p{N}{2}| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+?|\s+(?!\S)|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pattern, behavior="isolated"),

@@ -14,10 +14,11 @@ from collections.abc import Iterable
 MAX_TOKEN_LENGTH = 255
 """Longer runs of letters are cut into pieces of this many characters."""
 
-STOP_WORDS = frozenset(
+_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they"
-    " this to was will with".split()
+    " this to was will with"
 )
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 # -- words -------------------------------------------------------------------------------------------------
 
@@ -86,9 +87,8 @@ def _word_pattern() -> re.Pattern[str]:
     extenders: list[int] = []
     for point in range(sys.maxunicode + 1):
         category = unicodedata.category(chr(point))
-        if category in ("Mn", "Mc", "Me") or point in (0x200C, 0x200D, 0xFF9E, 0xFF9F):
-            extenders.append(point)
-        elif category == "Cf" and point != 0x200B:
+        # U+FF9E and U+FF9F extend a kana; a zero-width space is of category Cf but does not extend.
+        if (category in ("Mn", "Mc", "Me", "Cf") and point != 0x200B) or point in (0xFF9E, 0xFF9F):
             extenders.append(point)
         elif category == "Nd":
             digits.append(point)

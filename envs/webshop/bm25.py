@@ -121,8 +121,7 @@ def _norms(lengths_N: NDArray[np.int32]) -> NDArray[np.float32]:
     table = np.float32(1) / (K1 * ((np.float32(1) - B) + B * _DECODED / average))
     sizes, inverse = np.unique(lengths_N, return_inverse=True)
     codes = np.array([encode_length(int(size)) for size in sizes], dtype=np.int64)
-    norms: NDArray[np.float32] = table[codes[inverse]].astype(np.float32) if len(sizes) else np.zeros(0, np.float32)
-    return norms
+    return table[codes[inverse]].astype(np.float32) if len(sizes) else np.zeros(0, np.float32)
 
 
 def _idf(frequency_T: NDArray[np.int64], documents: int) -> NDArray[np.float32]:

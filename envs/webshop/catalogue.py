@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +64,20 @@ class Catalogue:
     """
 
     def __init__(self, folder: Path, source: str) -> None:
-        meta = json.loads((folder / "meta.json").read_text())
         self.folder = folder
         self.source = source
-        self.sha256: str = meta["sha256"]
         self.views: LruCache = LruCache(4096)
         self._products: LruCache = LruCache(2048)
         self._hits: LruCache = LruCache(2048)
-        self._arrays = {name: _map(folder, name) for name in _ARRAYS}
-        self._blob = memoryview(_map(folder, "products"))  # type: ignore[arg-type]
-        self._offsets = self._arrays["offsets"]
-        self._index = Bm25({name: _map(folder, name) for name in _INDEX})
         self._list_nouns: ListNouns | None = None
-        self._lock = threading.Lock()
+        try:
+            self.sha256: str = json.loads((folder / "meta.json").read_text())["sha256"]
+            self._arrays = {name: _map(folder, name) for name in _ARRAYS}
+            self._blob = memoryview(_map(folder, "products"))  # type: ignore[arg-type]
+            self._index = Bm25({name: _map(folder, name) for name in _INDEX})
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise RollenvError(f"webshop: the cache in '{folder}' is damaged ({error}); delete that folder") from error
+        self._offsets = self._arrays["offsets"]
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -101,7 +102,7 @@ class Catalogue:
                 raise RollenvError(f"webshop: there is no product {which}; the catalogue has 0 to {len(self) - 1}")
             start, end = self._offsets[number], self._offsets[number + 1]
             product = self._products[number] = Product.decode(bytes(self._blob[start:end]))
-        return product  # type: ignore[no-any-return]
+        return product
 
     def number(self, asin: str) -> int:
         """The number of the product with that asin.
@@ -129,7 +130,7 @@ class Catalogue:
         if found is None:
             numbers, _ = self._index.search(analyze(query), SEARCH_HITS)
             found = self._hits[query] = tuple(numbers.tolist())
-        return found  # type: ignore[no-any-return]
+        return found
 
     def having(self, field: str, value: str) -> tuple[int, ...]:
         """Numbers of all products whose `category`, `query` or one of whose attributes is `value`, in order."""
@@ -146,17 +147,22 @@ class Catalogue:
             self._list_nouns = ListNouns((self.folder / "nouns.txt").read_text(encoding="utf-8").split("\n"))
         return self._list_nouns
 
-    def remembered(self, name: str, make: Any) -> dict[str, NDArray[Any]]:
-        """Arrays kept beside the catalogue under `name`, made by `make()` the first time."""
-        path = self.folder / f"{name}.npz"
-        with contextlib.suppress(OSError, ValueError, EOFError, KeyError):
-            with np.load(path, allow_pickle=False) as stored:
-                return {key: stored[key] for key in stored.files}
-        arrays: dict[str, NDArray[Any]] = make()
-        with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            os.replace(file.name, path)
-        return arrays
+    def remembered(self, name: str, make: Callable[[], dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+        """Arrays kept beside the catalogue under `name`, made by `make()` the first time and mapped later."""
+        kept = self.folder / name
+        if not kept.is_dir():
+            arrays = make()
+            try:
+                work = Path(tempfile.mkdtemp(prefix=".building-", dir=self.folder))
+            except OSError:
+                return arrays
+            for key, value in arrays.items():
+                np.save(work / f"{key}.npy", value, allow_pickle=False)
+            # Another process may have been faster: its folder holds the same.
+            with contextlib.suppress(OSError):
+                os.replace(work, kept)
+            shutil.rmtree(work, ignore_errors=True)
+        return {path.stem: _map(kept, path.stem) for path in kept.glob("*.npy")}
 
 
 def _map(folder: Path, name: str) -> NDArray[Any]:
@@ -168,12 +174,27 @@ def _map(folder: Path, name: str) -> NDArray[Any]:
 # -- building ----------------------------------------------------------------------------------------------
 
 
+_COLUMNS = {
+    "price_low": "d",
+    "price_high": "d",
+    "ranged": "b",
+    "combinations": "q",
+    "human": "i",
+    "category_hash": "Q",
+    "query_hash": "Q",
+    "attribute_hash": "Q",
+    "attribute_doc": "i",
+}
+"""Columns that grow with the products, and the type of their values."""
+
+
 class _Builder:
     """Takes products one by one and leaves the catalogue's files in a folder.
 
     Arrays over N products: `offsets` int64 (N + 1,) into `products` (uint8); `price_low`, `price_high` float64
-    and `ranged` int8 (whether there are two prices); `combinations` int64 (goals that the product's synthetic instruction makes, -1
-    without one); `weights` float64 (of each such goal); `human` int32 (human goals); hashes of category and query.
+    and `ranged` int8 (whether there are two prices); `combinations` int64 (goals that the product's synthetic
+    instruction makes, -1 without one); `weights` float64 (of each such goal); `human` int32 (human goals); hashes
+    of category and query.
     `asins` sorted, with their products in `asin_docs`; `attribute_hash` and `attribute_doc` are pairs.
     """
 
@@ -186,13 +207,7 @@ class _Builder:
         self._asins: list[str] = []
         self._seen: set[str] = set()
         self._offsets = array("q", [0])
-        self._columns = {
-            name: array(code)
-            for name, code in {
-                **{"price_low": "d", "price_high": "d", "ranged": "b", "combinations": "q", "human": "i"},
-                **{"category_hash": "Q", "query_hash": "Q", "attribute_hash": "Q", "attribute_doc": "i"},
-            }.items()
-        }
+        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _COLUMNS.items()}
         self._wanted: list[list[str]] = []
 
     def is_new(self, asin: str) -> bool:
@@ -290,7 +305,7 @@ def build(
 def _build_from_files(folder: Path, files: DataFiles, num_products: int | None) -> None:
     with Progress("Reading WebShop's catalogue", files.size()) as progress:
         human = dict(JsonStream(files.human, progress.advance).pairs()) if files.human else {}
-        notes = {asin: note for asin, note in JsonStream(files.attributes, progress.advance).pairs()}
+        notes = dict(JsonStream(files.attributes, progress.advance).pairs())
         items = JsonStream(files.items, progress.advance).items()
         build(folder, _first(items, num_products), notes, human)
 
@@ -382,7 +397,7 @@ def _fingerprint(files: DataFiles) -> str:
     return found
 
 
-def _cached(key: str, build_into: Any) -> Path:
+def _cached(key: str, build_into: Callable[[Path], None]) -> Path:
     """The folder of the cache for `key`, built if it is not there; a folder of this process where none can be made."""
     folder = cache_root() / f"v{FORMAT}-{_builder_version()}-{key}"
     if (folder / "meta.json").exists():
@@ -398,7 +413,13 @@ def _cached(key: str, build_into: Any) -> Path:
         with _only_one(folder.parent / ".lock"):
             if not (folder / "meta.json").exists():
                 build_into(work)
+                shutil.rmtree(folder, ignore_errors=True)
                 os.replace(work, folder)
+    except OSError as error:
+        raise RollenvError(
+            f"webshop: cannot write the catalogue's index into '{folder.parent}': {error}; make room there, or set "
+            "ROLLENV_CACHE to another folder"
+        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder

@@ -70,6 +70,7 @@ class WebShopEnv(TextEnv):
         num_products: only the first so many products of the file.
         nouns: what finds the nouns of titles: `spacy`, `list`, or `auto` (spaCy when its model is installed).
         show_attrs: whether product pages have a button `Attributes`, which shows the hidden attributes.
+        render_mode: None, or `ansi`: `render` gives the page in the form `text_rich`.
 
     Besides rollenv's own keys, `info` has `url`, `instruction`, `available_actions` (`has_search_bar` and
     `clickables`, as in the original) and, at the end, `reward_parts` (see `reward.reward_parts`), `purchased` (the
@@ -81,6 +82,20 @@ class WebShopEnv(TextEnv):
     """
 
     executor: ClassVar[Executor] = "inline"
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012
+
+    _kind: Literal["search", "results", "item", "sub", "done"]
+    _view: View
+    _url: str
+    _keywords: list[str]
+    _page: int
+    _total: int
+    _product: int
+    """Number of the product that is open, -1 when none is."""
+    _options: dict[str, str]
+    _visited: tuple[str, ...]
+    _sub: str
+    _reward: float
 
     def __init__(
         self,
@@ -91,9 +106,13 @@ class WebShopEnv(TextEnv):
         num_products: int | None = None,
         nouns: Literal["auto", "spacy", "list"] = "auto",
         show_attrs: bool = False,
+        render_mode: str | None = None,
     ) -> None:
         _check_choice("observation_mode", observation_mode, _MODES)
         _check_choice("goals", goals, _KINDS)
+        if render_mode is not None:
+            _check_choice("render_mode", render_mode, tuple(self.metadata["render_modes"]))
+        self.render_mode = render_mode
         if not isinstance(price_seed, int):
             raise RollenvError(f"webshop: price_seed must be a whole number, not {price_seed!r}")
         self._data = (data, goals, price_seed, num_products)
@@ -127,9 +146,7 @@ class WebShopEnv(TextEnv):
 
     # -- episodes ------------------------------------------------------------------------------------------
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Starts an episode: with the goal that `options={"task": id}` names, or a random one of the training split.
 
         Raises:
@@ -139,7 +156,7 @@ class WebShopEnv(TextEnv):
         unknown = [key for key in options or {} if key != "task"]
         if unknown:
             raise RollenvError(
-                f"webshop: reset takes no option '{unknown[0]}'{did_you_mean(str(unknown[0]), ['task'])} (it takes: task)"
+                f"webshop: reset takes the option 'task', not '{unknown[0]}'{did_you_mean(str(unknown[0]), ['task'])}"
             )
         task = (options or {}).get("task")
         self._goal = self._goals.draw(self.np_random) if task is None else self._goals.index_of(task)
@@ -198,9 +215,7 @@ class WebShopEnv(TextEnv):
     def _purchase(self) -> tuple[str, float, bool, bool, dict[str, Any]]:
         product = self._catalogue.product(self._product)
         price = float(self._goals.prices[self._product])
-        parts = reward_parts(
-            self._goals[self._goal], product, self._options, price, self._catalogue.nouns(self._nouns)
-        )
+        parts = reward_parts(self._goals[self._goal], product, self._options, price, self._catalogue.nouns(self._nouns))
         reward = float(parts["reward"])
         self._over = True
         self._reward = reward
@@ -221,14 +236,14 @@ class WebShopEnv(TextEnv):
 
     def _clear(self) -> None:
         self._kind = "search"
-        self._view: View = SEARCH
+        self._view = SEARCH
         self._url = BASE_URL
-        self._keywords: list[str] = []
+        self._keywords = []
         self._page = 0
         self._total = 0
         self._product = -1
-        self._options: dict[str, str] = {}
-        self._visited: tuple[str, ...] = ()
+        self._options = {}
+        self._visited = ()
         self._sub = ""
         self._reward = 0.0
 
@@ -286,7 +301,7 @@ class WebShopEnv(TextEnv):
         view = views.get(key)
         if view is None:
             view = views[key] = make()
-        return view  # type: ignore[no-any-return]
+        return view
 
     def _find(self, keywords: list[str]) -> tuple[int, ...]:
         """Numbers of the products that a search finds. Keywords that begin with <r>, <a>, <c>, <q> are special."""
@@ -311,6 +326,10 @@ class WebShopEnv(TextEnv):
         if self._mode == "url":
             return self._url
         return self._html() if self._mode == "html" else self._rich()
+
+    def render(self) -> str | None:
+        """The page as text with its buttons marked; None without a render mode or before the first reset."""
+        return None if self.render_mode is None or self._goal < 0 else self._rich()
 
     def _instruction(self) -> str:
         return self._goals[self._goal]["instruction_text"]  # type: ignore[no-any-return]

@@ -56,7 +56,7 @@ class Goals:
             if not 0 <= index < len(self):
                 raise IndexError(index)
             goal = self._goals[index] = self._make(index)
-        return goal  # type: ignore[no-any-return]
+        return goal
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -103,7 +103,7 @@ class Goals:
 
     def draw(self, rng: np.random.Generator) -> int:
         """The index of a random training goal (any goal where there is no training split), by the goals' weights."""
-        start = SPLITS["train"][0] if len(self) > SPLITS["train"][0] else 0  # type: ignore[operator]
+        start = SPLITS["train"][0] if len(self) > SPLITS["train"][0] else 0
         if self.kind == "human":
             return int(rng.integers(start, len(self)))
         if self._train_weights is None:

@@ -6,6 +6,7 @@ its server rendered them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote_plus
@@ -29,14 +30,25 @@ def escape(text: object) -> str:
     return str(text).translate(_SIGNS)
 
 
+@functools.lru_cache(maxsize=16384)
+def _quote(text: str) -> str:
+    """Text inside a query string, as Werkzeug 2.2 writes it."""
+    return quote_plus(text.encode("utf-8", "replace"), safe=_UNQUOTED)
+
+
 def address(**parts: Any) -> str:
     """A link's address, escaped for an attribute: every part in the query string, a list once per member."""
-    pairs = []
-    for key, value in parts.items():
-        for one in value if isinstance(value, (list, tuple)) else [value]:
-            text = quote_plus(str(one).encode("utf-8", "replace"), safe=_UNQUOTED)
-            pairs.append(f"{key}={text}")
+    pairs = [
+        f"{key}={_quote(str(one))}"
+        for key, value in parts.items()
+        for one in (value if isinstance(value, (list, tuple)) else [value])
+    ]
     return escape("/?" + "&".join(pairs))
+
+
+def _more(**parts: Any) -> str:
+    """The continuation of an address."""
+    return "&amp;" + address(**parts)[2:]
 
 
 # -- parts that pages share --------------------------------------------------------------------------------
@@ -148,7 +160,7 @@ def results_page(
         {hits and hits + "        "}
       </div>
     </div>
-"""  # noqa: W293
+"""  # noqa: W291, W293
     return _document(_PAGE_HEAD, body)
 
 
@@ -201,11 +213,11 @@ def item_page(
 ) -> str:
     """A product's page."""
     previous = address(session_id=session, keywords=keywords, page=page)
-    here = {"session_id": session, "asin": product.asin, "keywords": keywords, "page": page}
     names = (("description", "Description"), ("bulletpoints", "Features"), ("reviews", "Reviews"))
-    sub_pages = "".join(_sub_button(here, options, place, name) for place, name in names)
-    extra = f"\n{_sub_button(here, options, 'attributes', 'Attributes')}            " if show_attributes else ""
-    groups = "".join(_option_group(here, product, name, options) for name in product.options)
+    link = address(session_id=session, asin=product.asin, keywords=keywords, page=page)
+    sub_pages = "".join(_sub_button(link, options, place, name) for place, name in names)
+    extra = f"\n{_sub_button(link, options, 'attributes', 'Attributes')}            " if show_attributes else ""
+    groups = "".join(_option_group(link, product, name, options) for name in product.options)
     body = f"""{_top(session, instruction, previous)}      <div class="row top-buffer">
         <div class="col-md-4 mb-4 mb-md-0">
           <div class="row top-buffer">
@@ -234,24 +246,23 @@ def item_page(
     return _document(_PAGE_HEAD, body, _item_script(product, options))
 
 
-def _sub_button(here: Mapping[str, Any], options: Mapping[str, str], place: str, name: str) -> str:
-    link = address(**here, sub_page=name, options=dict(options))
+def _sub_button(link: str, options: Mapping[str, str], place: str, name: str) -> str:
     return f"""            <div class="col-sm-3" name="{place}">
-              <form method="post" action="{link}">
+              <form method="post" action="{link}{_more(sub_page=name, options=dict(options))}">
                 <button class="btn btn-primary" type="submit">{name}</button>
               </form>
             </div>
 """
 
 
-def _option_group(here: Mapping[str, Any], product: Product, name: str, options: Mapping[str, str]) -> str:
+def _option_group(link: str, product: Product, name: str, options: Mapping[str, str]) -> str:
     label = escape(name)
     values = "".join(
         f"""
                   
                   
                   
-                  <input type="radio" id="radio_{label}{i}" name="{label}" value="{escape(value)}" data-url="{address(**here, options={**options, name: value})}">
+                  <input type="radio" id="radio_{label}{i}" name="{label}" value="{escape(value)}" data-url="{link}{_more(options={**options, name: value})}">
                   <label for="radio_{label}{i}">{escape(value)}</label>
                 """  # noqa: E501, W293
         for i, value in enumerate(product.options[name])
@@ -310,9 +321,7 @@ def sub_page(
     name: str,
 ) -> str:
     """One of the pages below a product's."""
-    previous = address(
-        session_id=session, asin=product.asin, keywords=keywords, page=page, options=dict(options)
-    )
+    previous = address(session_id=session, asin=product.asin, keywords=keywords, page=page, options=dict(options))
     place, content = _sub_content(product, name)
     body = f"""{_top(session, instruction, previous)}      <div class="row top-buffer">
         <div class="col-md-12">

@@ -19,8 +19,13 @@ SPACY_MODEL = "en_core_web_sm"
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Words that join, count or point, never things. Titles of products have few others.
-_FUNCTION_WORDS = frozenset(
+_FUNCTION_WORDS = _words(
     """a about above across after against all along also am among an and any anybody anyone are around as at be
     because been before behind below beneath beside besides between beyond both but by can cannot could did do does
     doing done down during each either else etc ever every everybody everyone few for from get gets give gives got
@@ -30,10 +35,10 @@ _FUNCTION_WORDS = frozenset(
     should since so some someone such than that the their theirs them then there these they this those though
     through throughout till to too toward towards under until unto up upon us very via was we were what when where
     whether which while who whole whom whose why will with within without would yet you your yours two three four
-    five six seven eight nine ten eleven twelve first second third x w h l d s t oz lb lbs ct pcs pc cm mm ft""".split()
+    five six seven eight nine ten eleven twelve first second third x w h l d s t oz lb lbs ct pcs pc cm mm ft"""
 )
 # Adjectives and verb forms that sellers use most and that no suffix gives away.
-_DESCRIPTIONS = frozenset(
+_DESCRIPTIONS = _words(
     """big small large medium little mini tiny huge long short tall wide narrow thick thin deep high low full empty
     new old fresh young soft hard firm light dark bright heavy strong loose tight slim flat round square oval fine
     pure raw real true fake free easy safe clean dry wet warm hot cold cool sweet sour spicy salty bitter plain rich
@@ -43,7 +48,7 @@ _DESCRIPTIONS = frozenset(
     green yellow orange purple pink brown gray grey beige navy teal ivory tan gold golden silver assorted wireless
     open closed front rear upper lower inner outer left right top bottom adult male female day daily ready
     compatible professional portable universal electric electronic digital automatic manual indoor outdoor
-    fits hold holds use uses used using wear wears worn set sets love loves look looks""".split()
+    fits hold holds use uses used using wear wears worn set sets love loves look looks"""
 )
 _DESCRIBING_ENDINGS = ("able", "ible", "ful", "less", "ous", "ish", "proof", "resistant", "ly", "est", "ized", "ated")
 
@@ -163,11 +168,14 @@ def resolve(choice: str) -> Literal["spacy", "list"]:
     if choice == "spacy":
         if not spacy_installed():
             raise RollenvError(
-                f"webshop: nouns='spacy' needs spaCy's model: pip install spacy && python -m spacy download {SPACY_MODEL}"
+                "webshop: nouns='spacy' needs spaCy's model: pip install spacy && "
+                f"python -m spacy download {SPACY_MODEL}"
             )
         return "spacy"
     options = ("auto", "spacy", "list")
-    raise RollenvError(f"webshop: nouns must be one of {', '.join(options)}, not {choice!r}{did_you_mean(choice, options)}")
+    raise RollenvError(
+        f"webshop: nouns must be one of {', '.join(options)}, not {choice!r}{did_you_mean(choice, options)}"
+    )
 
 
 @functools.cache

@@ -58,7 +58,9 @@ class View:
         self.targets = targets
         self.clickables = tuple(targets)
         self.actions = tuple(
-            f"click[{name}]" for name in targets if name != "search" and parse_action(f"click[{name}]") == ("click", name)
+            f"click[{name}]"
+            for name in targets
+            if name != "search" and parse_action(f"click[{name}]") == ("click", name)
         )
         segments = [text.strip() for _, text in self.nodes]
         self.text = SEPARATOR.join(segments) if segments else None
@@ -146,7 +148,7 @@ def item_view(product: Product, show_attributes: bool) -> View:
     last, more = _buttons(*(SUB_PAGES if show_attributes else SUB_PAGES[:3]), BUY)
     targets |= more
     for name, values in product.options.items():
-        targets |= {value: ("option", name) for value in values}
+        targets |= dict.fromkeys(values, ("option", name))
     return View([*nodes, *last], targets)
 
 

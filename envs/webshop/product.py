@@ -127,7 +127,7 @@ def _prices(pricing: str | None) -> tuple[list[float], str]:
     return found[:2], f"${found[0]} to ${found[1]}"
 
 
-def _options(raw: Mapping[str, Any] | None | str) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+def _options(raw: Mapping[str, Any] | str | None) -> tuple[dict[str, list[str]], dict[str, str | None]]:
     """Option values by name, and the picture of every value."""
     options: dict[str, list[str]] = {}
     images: dict[str, str | None] = {}

@@ -18,17 +18,18 @@ MATCH = 85
 """Two texts match when their token-set ratio, rounded, is above this."""
 
 # The first one that occurs anywhere in a text stands for it: the order decides ("light blue" is "blue").
-COLORS = tuple(
-    """alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel
+_COLORS = """
+    alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel
     camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream
     crystal dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather
     indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha
     multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal
     rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise
-    violet walnut wheat white wine yellow""".split()
-)
+    violet walnut wheat white wine yellow
+"""
+COLORS = tuple(_COLORS.split())
 
-_DROPPED = {code: None for code in range(128, 256)}
+_DROPPED = dict.fromkeys(range(128, 256))
 
 
 def normalize_color(text: str) -> str:

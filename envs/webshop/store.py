@@ -28,6 +28,8 @@ FILES = ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.j
 """WebShop's names for the three files (products, attributes, human instructions)."""
 
 FAMILIES_PER_KIND = 4
+LONGEST_TITLE = 9
+"""Words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +44,30 @@ class Role:
     """Whether it has one attribute of the family less."""
     values: tuple[int, int] = (2, 4)
     """Values that it offers per option, from and to."""
+    long: float = 0.06
+    """Share with a long description, which ranks well."""
 
 
-TARGETS = (Role((0, 6), goals=1.0, values=(2, 5)), Role((0, 12), goals=1.0, values=(3, 5)))
+TARGETS = (Role((0, 6), goals=1.0, values=(3, 6)), Role((0, 12), goals=1.0, values=(3, 6)))
 """In every family."""
 OTHERS = (
     Role((10, 28), goals=0.95, values=(2, 5)),
-    Role((0, 12), goals=0.7, values=(2, 4)),
+    Role((0, 12), goals=0.8, values=(2, 5)),
+    Role((0, 9), values=(2, 2), long=0.8),
     Role((38, 55)),
     Role((0, 9), lacks=True),
 )
 """One or two of these are in a family."""
-RIVALS = {Role((46, 62)): 44, Role((0, 9), lacks=True): 38, Role((0, 9), values=(2, 2)): 18}
-"""Two of one of these are in a family (weights). They have long descriptions, which rank well: so the first hit of
-a search is often too dear, lacks an attribute, or does not offer what is asked for."""
+RIVALS = {
+    Role((46, 62), long=0.95): 46,
+    Role((0, 9), lacks=True, long=0.95): 36,
+    Role((0, 9), values=(2, 2), long=0.95): 18,
+}
+"""Two of one of these are in a family (weights): so the first hit of a search is often too dear, lacks an attribute,
+or does not offer what is asked for."""
 HUMAN_INSTRUCTIONS = 160
-HIDDEN = 0.15
-"""Share of products with three attributes whose title keeps one back."""
+HIDDEN = 0.2
+"""Share of products with three attributes and at most one option group whose title keeps an attribute back."""
 ENDINGS = (0.99, 0.99, 0.49, 0.95, 0.75)
 """Cents of a price, drawn from."""
 
@@ -159,7 +168,7 @@ def _core(rng: random.Random, kind: Kind, seen: list[list[str]]) -> list[str]:
             core += rng.sample(kind.having, rng.choice((0, 1, 1, 2)))
             core += rng.sample(kind.use, rng.choice((0, 1)))
         core = _ordered(kind, core)
-        if 2 <= len(core) <= 3 and core not in seen:
+        if 2 <= len(core) <= 3 and core not in seen and _title_words(kind, core) <= LONGEST_TITLE:
             return core
     raise AssertionError(f"no new family of {kind.noun}")
 
@@ -180,11 +189,11 @@ def _family(
     products = []
     for brand, role in zip(rng.sample(words.BRANDS, len(roles)), roles, strict=True):
         missing = rng.choice([a for a in core if " " in a] or core) if role.lacks else ""
-        product = _member(rng, kind, [a for a in core if a != missing], role)
+        product = _member(rng, kind, [a for a in core if a != missing], len(groups), role)
         product.asin, product.department, product.brand = asins.pop(), department, brand
         product.price = _price(rng, base + rng.uniform(*role.dearer))
         product.options = {g: _offered(rng, palettes[g], role.values) for g in groups}
-        if rng.random() < (0.95 if role is rival else 0.06):
+        if rng.random() < role.long:
             product.description = _long_description(rng, product, palettes, missing)
         else:
             product.description = rng.choice(words.LEAN).format(brand=brand)
@@ -194,7 +203,7 @@ def _family(
 
 def _groups(rng: random.Random, kind: Kind) -> list[str]:
     """Which of the kind's option groups a family has: mostly one, often two."""
-    count = rng.choices((0, 1, 2, 3), (4, 64, 29, 3))[0]
+    count = rng.choices((0, 1, 2, 3), (4, 69, 24, 3))[0]
     return sorted(rng.sample(kind.options, min(count, len(kind.options))))
 
 
@@ -204,16 +213,18 @@ def _offered(rng: random.Random, palette: list[str], values: tuple[int, int]) ->
     return sorted(rng.sample(palette, count), key=palette.index)
 
 
-def _member(rng: random.Random, kind: Kind, core: list[str], role: Role) -> Product:
+def _member(rng: random.Random, kind: Kind, core: list[str], groups: int, role: Role) -> Product:
     """One member's attributes: some have one more, some keep one for the Features page, some ask for fewer."""
     others = [a for a in (*kind.before, *kind.having, *kind.use) if a not in core]
     more = [rng.choice(others)] if not role.lacks and len(core) < 3 and rng.random() < 0.3 else []
-    hidden = [rng.choice(core)] if len(core) > 2 and rng.random() < HIDDEN else []
+    if _title_words(kind, core + more) > LONGEST_TITLE:
+        more = []
+    hides = len(core) > 2 and groups < 2 and rng.random() < HIDDEN
     wanted = rng.sample(core, len(core) - 1) if len(core) > 2 and rng.random() < 0.2 else core
     return Product(
         kind=kind,
         attributes=_ordered(kind, core + more),
-        hidden=hidden,
+        hidden=[rng.choice(core)] if hides else [],
         wanted=_ordered(kind, wanted) if rng.random() < role.goals else [],
     )
 
@@ -224,6 +235,11 @@ def _price(rng: random.Random, price: float) -> tuple[float, ...]:
     if rng.random() < 0.06:
         return low, int(low) + rng.randint(2, 8) + rng.choice(ENDINGS)
     return (low,)
+
+
+def _title_words(kind: Kind, attributes: list[str]) -> int:
+    """Words of a title: the brand, the noun, the attributes and "for"."""
+    return 1 + len(" ".join((kind.noun, *attributes)).split()) + any(a in kind.use for a in attributes)
 
 
 def _ordered(kind: Kind, attributes: list[str]) -> list[str]:
@@ -239,20 +255,31 @@ def _asins(rng: random.Random) -> list[str]:
 # -- texts ------------------------------------------------------------------------------------------------------
 
 
+def _parts(kind: Kind, attributes: list[str], comma: str = " ") -> tuple[str, str, str]:
+    """The attributes that stand before the noun, follow "with", and follow "for"; each part joined by `comma`."""
+    before, having, use = (comma.join(a for a in attributes if a in g) for g in (kind.before, kind.having, kind.use))
+    return before, having, use
+
+
 def _phrase(kind: Kind, attributes: list[str], comma: str = ", ") -> str:
-    """ "slim, wireless headphones with deep bass for travel", in the form of WebShop's synthetic instructions."""
-    before, having, use = ([a for a in attributes if a in g] for g in (kind.before, kind.having, kind.use))
-    text = f"{comma.join(before)} {kind.noun}".strip()
-    if having:
-        text += f" with {comma.join(having)}"
-    return text + (f" for {comma.join(use)}" if use else "")
+    """ "slim, quiet fans with timer for kids": WebShop's synthetic form."""
+    before, having, use = _parts(kind, attributes, comma)
+    with_, for_ = f"with {having}" if having else "", f"for {use}" if use else ""
+    return " ".join(part for part in (before, kind.noun, with_, for_) if part)
+
+
+def _spoken(kind: Kind, attributes: list[str]) -> str:
+    """ "fans for kids that are slim and quiet and have timer": another way to say it."""
+    before, having, use = _parts(kind, attributes, " and ")
+    for_ = f"for {use}" if use else ""
+    that = " and ".join(f"{verb} {part}" for verb, part in (("are", before), ("have", having)) if part)
+    return " ".join(part for part in (kind.noun, for_, f"that {that}" if that else "") if part)
 
 
 def _title(rng: random.Random, product: Product) -> str:
-    """Brand, attributes and kind in 4 to 9 words, every attribute literally but the hidden ones."""
+    """Brand, attributes and kind in 3 to 9 words, every attribute literally but the hidden ones."""
     kind = product.kind
-    shown = [a for a in product.attributes if a not in product.hidden]
-    before, having, use = (" ".join(a for a in shown if a in g) for g in (kind.before, kind.having, kind.use))
+    before, having, use = _parts(kind, [a for a in product.attributes if a not in product.hidden])
     use = f"for {use}" if use else ""
     orders = ((before, kind.noun, having, use), (kind.noun, before, having, use), (having, before, kind.noun, use))
     return " ".join(part for part in (product.brand, *rng.choice(orders)) if part)
@@ -267,7 +294,8 @@ def _long_description(rng: random.Random, product: Product, palettes: dict[str, 
         sentences += [rng.choice(words.PASSING).format(word=word) for word in missing.split()]
     for option in product.options:
         for value in rng.sample(palettes[option], min(5, len(palettes[option]))):
-            sentences.append(rng.choice(words.MATCHES).format(value=value))
+            remarks = words.MATCHES if value in product.options[option] else (*words.MATCHES, words.LACKING)
+            sentences.append(rng.choice(remarks).format(value=value))
     return ". ".join(sentences)
 
 
@@ -320,16 +348,16 @@ def _attributes(product: Product) -> dict[str, Any]:
 
 def _human(rng: random.Random, products: list[Product]) -> HumanInstructions:
     """Instructions as people write them, for some of the goal products."""
-    chosen = rng.sample([p for p in products if p.wanted], HUMAN_INSTRUCTIONS)
+    chosen = rng.sample([p for p in products if p.wanted and not p.hidden], HUMAN_INSTRUCTIONS)
     return {product.asin: [_human_entry(rng, product)] for product in chosen}
 
 
 def _human_entry(rng: random.Random, product: Product) -> dict[str, Any]:
     picked = {_option_name(option): rng.choice(values) for option, values in product.options.items()}
     options = ", in " + ", ".join(v if k == "color" else f"{k} {v}" for k, v in picked.items()) if picked else ""
-    instruction = rng.choice(words.HUMAN).format(
-        noun=product.kind.noun, attributes=" and ".join(product.wanted), options=options
-    )
+    kind, wanted = product.kind, product.wanted
+    phrase = _phrase(kind, wanted, " and ") if rng.random() < 0.5 else _spoken(kind, wanted)
+    instruction = rng.choice(words.HUMAN).format(phrase=phrase, options=options)
     return {
         "asin": product.asin,
         "instruction": instruction,

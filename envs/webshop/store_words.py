@@ -129,8 +129,11 @@ RICH = (
 )
 """Sentences of long descriptions, which repeat what the title says and so rank well."""
 
-MATCHES = ("goes well with {value}", "pairs nicely with our {value} line", "not sold in {value} this season")
+MATCHES = ("goes well with {value}", "pairs nicely with our {value} line")
 """What long descriptions say about option values that the product may or may not offer."""
+
+LACKING = "not sold in {value} this season"
+"""What they may also say about values that it does not offer."""
 
 PASSING = ("ask us about {word}", "more on {word} below", "see {word} on our page")
 """What long descriptions say about a single word of an attribute that the product does not have."""
@@ -142,11 +145,12 @@ CLAIMS = _split(
 """What a feature line says after the attribute."""
 
 HUMAN = (
-    "i am looking for {noun} that are {attributes}{options}",
-    "i need {attributes} {noun}{options}",
-    "can you find me some {noun}? they should be {attributes}{options}",
-    "i want to buy {noun}, {attributes}{options} please",
-    "looking for {attributes} {noun}{options}",
-    "show me {noun} which are {attributes}{options}",
+    "i am looking for {phrase}{options}",
+    "i need {phrase}{options}",
+    "can you find me some {phrase}{options}?",
+    "i want to buy {phrase}{options} please",
+    "looking for {phrase}{options}",
+    "show me {phrase}{options}",
 )
-"""How people ask. `attributes` reads "slim and machine washable", `options` ", in navy blue, size xl"."""
+"""How people ask. `phrase` reads "slim and quiet fans with timer for kids", or "fans for kids that are slim and quiet
+and have timer"; `options` reads ", in navy blue, size xl"."""

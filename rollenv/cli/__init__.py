@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_EXTRA_OF = {name: "train" for name in ("torch", "transformers", "tokenizers", "safetensors", "tensorboard")}
+_EXTRA_OF = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "tensorboard"), "train")
 INTERRUPTED = 130
 REFUSED = 2
 

@@ -51,5 +51,7 @@ def run(args: list[str]) -> int:
         # Usage errors: their class is click's or typer's own, by typer's version; both tell themselves in one line.
         if not hasattr(error, "format_message"):
             raise
-        raise RollenvError(f"{error.format_message().rstrip('.')}; 'rollenv --help' lists what there is") from error
+        sentence = str(error.format_message()).rstrip(".")
+        hint = "" if sentence.endswith("?") else "; 'rollenv --help' lists what there is"
+        raise RollenvError(sentence + hint) from error
     return code if isinstance(code, int) else 0

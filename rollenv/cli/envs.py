@@ -31,9 +31,9 @@ def envs(
 
     for spec in sorted(registry.values(), key=lambda spec: spec.id):
         table.add_row(*row(spec))
-    console = Console()
     # A file or a pipe gets whole lines, however long.
-    console.print(table, width=None if console.is_terminal else 240, soft_wrap=not console.is_terminal)
+    console = Console()
+    (console if console.is_terminal else Console(width=240)).print(table)
 
 
 def split_sizes(spec: object) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,9 +62,9 @@ def model_folder(name: str) -> str:
     newest = sorted((path / "checkpoints").glob("step-*"), key=lambda folder: folder.name)[-1:]
     for folder in (path, path / "model", *(checkpoint / "model" for checkpoint in newest)):
         if (folder / "config.json").is_file():
-            return str(folder)
+            return str(folder.resolve())
     raise RollenvError(
-        f"model '{name}' is not a model folder: neither it nor its 'model/' holds a config.json, and it has no checkpoints"
+        f"model '{name}' is not a model folder: it holds no config.json, no 'model/' and no checkpoints"
     )
 
 
@@ -74,18 +72,15 @@ def from_scratch(config: TrainConfig, env_spec: EnvSpec, folder: Path) -> Path:
     """Makes a model by imitation in `folder`; one that was made there with the same settings is taken as it is."""
     from rollenv.agents import agent_names
     from rollenv.cli.imitate import carry_out
-    from rollenv.cli.options import as_words
     from rollenv.cli.settings import dump_toml
     from rollenv.config import ImitateConfig, load_config
 
-    expert: Sequence[str] = [] if "oracle" in agent_names(env_spec) else ["expert.name=random"]
-    words = as_words({f"env_args.{key}": value for key, value in config.env_args.items()})
-    words += as_words({"seed": config.seed, "out": str(folder), "device": config.device, "threads": config.threads})
-    words += as_words({f"agent.{key}": value for key, value in config.agent.model_dump().items()})
-    imitation = load_config(ImitateConfig, env_spec.id, None, [*expert, *words])
+    expert = [] if "oracle" in agent_names(env_spec) else ["expert.name=random"]
+    same = {key: getattr(config, key) for key in ("env_args", "seed", "device", "threads", "agent")}
+    imitation = load_config(ImitateConfig, env_spec.id, None, expert)
+    imitation = imitation.model_copy(update={**same, "out": str(folder), "max_turns": config.rollout.max_turns})
     made = folder / "config.toml"
     if (folder / "summary.json").is_file() and made.is_file() and made.read_text() == dump_toml(imitation):
         return folder / "model"
-    figures = carry_out(imitation)
-    print(f"imitation: {json.dumps({key: figures[key] for key in ('eval_success', 'eval_reward') if key in figures})}")
+    carry_out(imitation)
     return folder / "model"

@@ -26,9 +26,7 @@ def _without_null(value: Any) -> Any:
 def differences(old: BaseModel, new: BaseModel) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> (old, new) of the settings that differ."""
     was, now = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
-    return {
-        key: (was.get(key), now.get(key)) for key in sorted({*was, *now}) if was.get(key) != now.get(key)
-    }
+    return {key: (was.get(key), now.get(key)) for key in sorted({*was, *now}) if was.get(key) != now.get(key)}
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

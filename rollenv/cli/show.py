@@ -76,8 +76,8 @@ class Bar:
             console=self._console,
         )
         self._task: TaskID | None = None
-        self._what = ""
-        self._began = self._said = time.monotonic()
+        self._what, self._done = "", 0
+        self._began = self._updated = self._said = time.monotonic()
 
     def __enter__(self) -> Bar:
         if self._console.is_terminal:
@@ -93,9 +93,10 @@ class Bar:
     def update(self, what: str, done: int, total: int, note: str = "", unit: str | None = None) -> None:
         """`done` of `total` of what is going on now; another `what` begins another line."""
         now = time.monotonic()
-        if what != self._what:
-            self._what, self._began, self._said = what, now, now
+        if what != self._what or done < self._done:
+            self._what, self._began, self._said = what, self._updated, now
             self._task = self._progress.add_task(what, total=total, note="")
+        self._updated, self._done = now, done
         per_second = done / max(now - self._began, 1e-9)
         words = f"{rate(per_second)} {unit or self._unit}/s  {note}".strip()
         assert self._task is not None
@@ -104,3 +105,10 @@ class Bar:
             self._said = now
             left = duration((total - done) / per_second)
             print(f"{what}  {done}/{total}  {words}  eta {left}", file=sys.stderr, flush=True)
+
+
+def silence_libraries() -> None:
+    """No bars of transformers between our own. Hub downloads lose theirs too: call it when none is to come."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

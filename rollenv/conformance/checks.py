@@ -175,7 +175,10 @@ def _some_tasks(task_set: TaskSet) -> list[str]:
 
 def options(bench: Bench) -> None:
     """Unknown tasks and options of the wrong type are refused, and the environment stays usable."""
-    advice = "Raise a RollenvError that says what is wrong and what would be right."
+    advice = (
+        "Raise a RollenvError that says what is wrong: `self.check_options(options)` does for what is no dict, "
+        "`self.tasks.split_of(id)` for an unknown task."
+    )
     bad: list[Any] = ["a text", 7, ["task"], {"task": 7}, {"task": ["a", "list"]}, {"task": "no such task \u2603"}]
     with bench.player() as player:
         if task_set(player.env) is None:

@@ -13,6 +13,8 @@ own sequence are computed in the same step (see `rollenv.inference.invariance` f
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,13 +87,23 @@ class _Write:
     """Which packed tokens go into which rows of one slab's layer, seen as [slots * kv_heads * capacity, head_dim]."""
 
     slab: Slab
-    tokens: torch.Tensor | slice
+    tokens: slice
     target_TG: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """`n` query rows of one sequence: packed rows `row`, `row` + 1, ... at positions `start`, `start` + 1, ..."""
+
+    slot: Slot
+    row: int
+    n: int
+    start: int
 
 
 @dataclass(slots=True)
 class _Group:
-    """Sequences attended by one call: their cache rows (a view or a gather), queries and mask."""
+    """Spans attended by one call: N cache rows (a view or a gather), L keys, [N * Q] query rows, and the mask."""
 
     slab: Slab
     rows: slice | torch.Tensor
@@ -99,6 +111,14 @@ class _Group:
     length: int
     queries_NQ: torch.Tensor
     mask: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Plan:
+    """How packed query rows are lined up in groups, and where each row is found in the groups' outputs laid end to end."""
+
+    groups: list[_Group]
+    inverse_T: torch.Tensor
 
 
 class PackedBatch:
@@ -119,25 +139,28 @@ class PackedBatch:
 
     def __init__(self, chunks: Sequence[Chunk], layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
         self.layout, self.dtype, self.device = layout, dtype, device
-        chunks = sorted(
-            chunks, key=lambda c: (len(c.ids) > 1, id(c.slot.slab), layout.query_length(len(c.ids)), c.slot.index)
-        )
+        chunks = sorted(chunks, key=lambda c: (id(c.slot.slab), len(c.ids), c.slot.index))
         lengths = np.array([len(c.ids) for c in chunks], dtype=np.int64)
         starts = np.array([c.start for c in chunks], dtype=np.int64)
         offsets = np.cumsum(lengths) - lengths
         self.n_tokens = int(lengths.sum())
-        padded = -(-self.n_tokens // layout.tile) * layout.tile
-        positions = np.zeros(padded, dtype=np.int64)
+        positions = np.zeros(self._padded(self.n_tokens), dtype=np.int64)
         positions[: self.n_tokens] = np.arange(self.n_tokens) + np.repeat(starts - offsets, lengths)
-        ids = np.zeros(padded, dtype=np.int64)
-        ids[: self.n_tokens] = np.concatenate([np.asarray(c.ids, dtype=np.int64) for c in chunks])
+        ids = np.zeros_like(positions)
+        ids[: self.n_tokens] = np.fromiter((token for c in chunks for token in c.ids), np.int64, self.n_tokens)
         self.ids_T, self.positions_T = self._put(ids), self._put(positions)
         self.sampled = [c for c in chunks if c.sample]
         last = [int(o + n - 1) for c, o, n in zip(chunks, offsets, lengths, strict=True) if c.sample]
-        last += [0] * (-len(last) % layout.tile)
-        self.logit_rows = self._put(np.array(last, dtype=np.int64))
+        self.logit_rows = self._put(np.array(last + [0] * (-len(last) % layout.tile), dtype=np.int64))
         self._writes = self._plan_writes(chunks, lengths, positions)
-        self._groups, self._inverse_T = self._plan_groups(chunks, lengths, starts, offsets, padded)
+        self._plan = self._line_up(_spans(chunks, offsets.tolist()), len(positions))
+        self._last_plan = self._plan
+        if len(last) < self.n_tokens:
+            spans = [_Span(c.slot, i, 1, c.start + len(c.ids) - 1) for i, c in enumerate(self.sampled)]
+            self._last_plan = self._line_up(spans, len(self.logit_rows))
+
+    def _padded(self, n: int) -> int:
+        return -(-n // self.layout.tile) * self.layout.tile
 
     def _put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
@@ -145,93 +168,86 @@ class PackedBatch:
     def _plan_writes(
         self, chunks: Sequence[Chunk], lengths: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> list[_Write]:
+        """One write per slab; chunks are sorted by slab, so each writes one stretch of the packed tokens."""
         heads = np.arange(self.layout.n_kv_heads)
-        slabs = {id(c.slot.slab): c.slot.slab for c in chunks}
-        owner = np.repeat([id(c.slot.slab) for c in chunks], lengths)
         index = np.repeat([c.slot.index for c in chunks], lengths)
-        writes = []
-        for key, slab in slabs.items():
-            tokens = np.flatnonzero(owner == key)
-            row = index[tokens, None] * self.layout.n_kv_heads + heads
-            target = row * slab.capacity + positions[tokens, None]
-            where = slice(0, self.n_tokens) if len(slabs) == 1 else self._put(tokens)
-            writes.append(_Write(slab, where, self._put(target.reshape(-1))))
+        writes, first = [], 0
+        for _, members in itertools.groupby(chunks, key=lambda c: id(c.slot.slab)):
+            of_slab = list(members)
+            slab = of_slab[0].slot.slab
+            tokens = slice(first, first + sum(len(c.ids) for c in of_slab))
+            target = (index[tokens, None] * self.layout.n_kv_heads + heads) * slab.capacity + positions[tokens, None]
+            writes.append(_Write(slab, tokens, self._put(target.reshape(-1))))
+            first = tokens.stop
         return writes
 
-    def _plan_groups(
-        self,
-        chunks: Sequence[Chunk],
-        lengths: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-        offsets: npt.NDArray[np.int64],
-        padded: int,
-    ) -> tuple[list[_Group], torch.Tensor]:
-        members: dict[tuple[int, int], list[int]] = {}
-        for i, chunk in enumerate(chunks):
-            members.setdefault((id(chunk.slot.slab), self.layout.query_length(len(chunk.ids))), []).append(i)
-        inverse = np.zeros(padded, dtype=np.int64)
-        groups, base = [], 0
-        for (_, query_length), rows in members.items():
+    def _line_up(self, spans: Sequence[_Span], n_rows: int) -> _Plan:
+        """Groups spans of the same slab and similar length; no slot is twice in a group."""
+        members: dict[tuple[int, int, int], list[_Span]] = {}
+        seen: dict[tuple[int, int, int], int] = {}
+        for span in spans:
+            key = (id(span.slot.slab), self.layout.query_length(span.n))
+            turn = seen[*key, span.slot.index] = seen.get((*key, span.slot.index), -1) + 1
+            members.setdefault((*key, turn), []).append(span)
+        inverse = np.zeros(n_rows, dtype=np.int64)
+        groups: list[_Group] = []
+        base = 0
+        for (_, query_length, _), group in members.items():
+            key_length = self.layout.key_length(max(s.start + s.n for s in group))
             query_rows = query_length * self.layout.n_heads // self.layout.n_kv_heads
-            key_length = self.layout.key_length(int((starts + lengths)[rows].max()))
             per_call = max(1, MASK_ELEMENTS // (query_rows * key_length))
-            for first in range(0, len(rows), per_call):
-                part = np.array(rows[first : first + per_call])
-                index = np.array([chunks[i].slot.index for i in part])
-                group = self._group(
-                    chunks[part[0]].slot.slab, index, lengths[part], starts[part], offsets[part], query_length
-                )
-                within = np.arange(int(lengths[part].sum())) - np.repeat(
-                    np.cumsum(lengths[part]) - lengths[part], lengths[part]
-                )
-                line = index - group.rows.start if isinstance(group.rows, slice) else np.arange(len(part))
-                inverse[np.repeat(offsets[part], lengths[part]) + within] = (
-                    base + np.repeat(line, lengths[part]) * query_length + within
-                )
-                groups.append(group)
-                base += group.n * query_length
-        return groups, self._put(inverse)
+            for first in range(0, len(group), per_call):
+                made = self._group(group[first : first + per_call], query_length, key_length, inverse, base)
+                groups.append(made)
+                base += made.n * query_length
+        return _Plan(groups, self._put(inverse))
 
     def _group(
-        self,
-        slab: Slab,
-        index: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-        offsets: npt.NDArray[np.int64],
-        query_length: int,
+        self, spans: Sequence[_Span], query_length: int, key_length: int, inverse: npt.NDArray[np.int64], base: int
     ) -> _Group:
-        """Lines sequences up. A dense range of slots is attended as a view, with the idle ones computed in vain."""
+        """Lines spans up and notes in `inverse` where their rows will be, the group's first being `base`.
+
+        A dense range of slots is attended as a view, with the slots between computed in vain.
+        """
+        index, row, n, start = np.array([(s.slot.index, s.row, s.n, s.start) for s in spans], dtype=np.int64).T
         low, high = int(index.min()), int(index.max()) + 1
         rows: slice | torch.Tensor
-        if high - low <= 1.5 * len(index) + 1:
-            rows, n, line = slice(low, high), high - low, index - low
+        if high - low <= 1.5 * len(spans) + 1:
+            rows, n_lines, line = slice(low, high), high - low, index - low
         else:
-            rows, n, line = self._put(index), len(index), np.arange(len(index))
-        token = np.minimum(np.arange(query_length)[None], lengths[:, None] - 1)
-        queries = np.zeros((n, query_length), dtype=np.int64)
-        queries[line] = offsets[:, None] + token
-        limit = np.zeros((n, query_length), dtype=np.int64)
-        limit[line] = starts[:, None] + token
-        length = self.layout.key_length(int((starts + lengths).max()))
-        if (lengths == 1).all():
+            rows, n_lines, line = self._put(index), len(spans), np.arange(len(spans))
+        token = np.arange(query_length)[None]
+        real = token < n[:, None]
+        token = np.minimum(token, n[:, None] - 1)
+        queries = np.zeros((n_lines, query_length), dtype=np.int64)
+        queries[line] = row[:, None] + token
+        inverse[queries[line][real]] = (base + line[:, None] * query_length + token)[real]
+        limit = np.zeros_like(queries)
+        limit[line] = start[:, None] + token
+        if (n == 1).all():
             limit = limit[:, :1]
         else:
             limit = np.repeat(limit, self.layout.n_heads // self.layout.n_kv_heads, axis=1)
-        hidden = torch.arange(length, device=self.device) > self._put(limit)[:, None, :, None]
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
-        return _Group(slab, rows, n, length, self._put(queries.reshape(-1)), mask)
+        mask = _mask(self._put(limit.reshape(-1)), key_length, self.dtype).view(n_lines, 1, -1, key_length)
+        return _Group(spans[0].slot.slab, rows, n_lines, key_length, self._put(queries.reshape(-1)), mask)
 
-    def attend(
-        self, layer: int, query_THD: torch.Tensor, key_TGD: torch.Tensor, value_TGD: torch.Tensor, scale: float | None
-    ) -> torch.Tensor:
-        """Stores this step's keys and values in the cache, then attends every query to its own sequence: [T, H, D]."""
-        heads, kv_heads, dim = self.layout.n_heads, self.layout.n_kv_heads, query_THD.shape[-1]
+    def store(self, layer: int, key_TGD: torch.Tensor, value_TGD: torch.Tensor) -> None:
+        """Writes this step's keys and values into the cache."""
+        dim = key_TGD.shape[-1]
         for write in self._writes:
-            for cache, new in ((write.slab.keys, key_TGD), (write.slab.values, value_TGD)):
-                cache[layer].view(-1, dim).index_copy_(0, write.target_TG, new[write.tokens].reshape(-1, dim))
+            keys, values = write.slab.keys[layer].view(-1, dim), write.slab.values[layer].view(-1, dim)
+            keys.index_copy_(0, write.target_TG, key_TGD[write.tokens].reshape(-1, dim))
+            values.index_copy_(0, write.target_TG, value_TGD[write.tokens].reshape(-1, dim))
+
+    def attend(self, layer: int, query_THD: torch.Tensor, scale: float | None, last: bool = False) -> torch.Tensor:
+        """Every query attends to its own sequence, as far as its own position: [T, H, D].
+
+        With `last` the queries are those of `logit_rows` only (what the last layer needs), and so is the result.
+        """
+        plan = self._last_plan if last else self._plan
+        heads, kv_heads, dim = self.layout.n_heads, self.layout.n_kv_heads, query_THD.shape[-1]
         outputs = []
-        for group in self._groups:
+        for group in plan.groups:
             n, length = group.n, group.length
             lined = query_THD.index_select(0, group.queries_NQ).view(n, -1, kv_heads, heads // kv_heads, dim)
             q = lined.transpose(1, 2).reshape(n, kv_heads, -1, dim)
@@ -241,7 +257,32 @@ class PackedBatch:
             out = out.view(n, kv_heads, -1, heads // kv_heads, dim).transpose(1, 2)
             outputs.append(out.reshape(-1, heads, dim))
         gathered = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return gathered.index_select(0, self._inverse_T)
+        return gathered.index_select(0, plan.inverse_T)
+
+
+def _spans(chunks: Sequence[Chunk], offsets: Sequence[int]) -> list[_Span]:
+    """Cuts chunks into spans, so that early queries of a long prompt need not be lined up against late keys."""
+    spans = []
+    for chunk, offset in zip(chunks, offsets, strict=True):
+        step = 64 if len(chunk.ids) <= 256 else 256
+        for first in range(0, len(chunk.ids), step):
+            n = min(step, len(chunk.ids) - first)
+            spans.append(_Span(chunk.slot, offset + first, n, chunk.start + first))
+    return spans
+
+
+def _mask(limits: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """[len(limits), length]: 0 for the keys up to and including each limit, -inf behind it."""
+    if length <= 2 * BLOCK:
+        return _mask_table(length, dtype, limits.device).index_select(0, limits)
+    hidden = torch.arange(length, device=limits.device) > limits[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=limits.device).masked_fill_(hidden, float("-inf"))
+
+
+@functools.lru_cache(maxsize=32)
+def _mask_table(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[length, length]: the mask for every limit; copying rows is cheaper than comparing."""
+    return torch.full((length, length), float("-inf"), dtype=dtype, device=device).triu_(1)
 
 
 def packed_attention(
@@ -268,9 +309,8 @@ def packed_attention(
         if kwargs.get(unsupported) is not None:
             raise RuntimeError(f"{type(module).__name__} uses '{unsupported}' in attention, which TorchEngine lacks")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    out = rollenv_batch.attend(
-        layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), scaling
-    )
+    rollenv_batch.store(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    out = rollenv_batch.attend(layer, query[0].transpose(0, 1), scaling)
     return out.unsqueeze(0), None
 
 

@@ -52,7 +52,13 @@ class ChatFormat:
         def say(role: str, content: str) -> dict[str, str]:
             return {"role": role, "content": content}
 
-        long = self._render([say("user", _FIRST), say("assistant", _ANSWER), say("user", _NEXT)], prompt=True)
+        try:
+            long = self._render([say("user", _FIRST), say("assistant", _ANSWER), say("user", _NEXT)], prompt=True)
+        except Exception as error:  # whatever jinja or the template itself raises
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise RollenvError(
+                f"the chat template of '{self.tokenizer.name_or_path}' cannot render a conversation: {reason:.200}"
+            ) from error
         try:
             before_first, rest = long.split(_FIRST)
             _, rest = rest.split(_ANSWER)

@@ -10,14 +10,10 @@ from rollenv.inference.attention import PackedBatch
 
 
 class Runner(Protocol):
-    """A way to compute a batch. `refresh` follows every change of the model's weights."""
+    """A way to compute a batch, with the model's parameters as they are at that moment."""
 
     def __call__(self, batch: PackedBatch) -> torch.Tensor:
         """[len(batch.logit_rows), vocabulary] scores."""
-        ...
-
-    def refresh(self) -> None:
-        """Takes over the model's present weights."""
         ...
 
 
@@ -38,6 +34,3 @@ class ModuleRunner:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
-
-    def refresh(self) -> None:
-        """The modules' own weights are used: nothing to do."""

@@ -25,9 +25,10 @@ from rollenv.errors import did_you_mean
 from rollenv.executor import DaemonThread
 from rollenv.inference.attention import IMPLEMENTATION, Chunk, PackedBatch
 from rollenv.inference.base import Completion, EngineError, FinishReason, SamplingParams
+from rollenv.inference.fused import fused_runner
 from rollenv.inference.invariance import probe
 from rollenv.inference.kv_cache import KVCache, KVShape, Slot
-from rollenv.inference.runner import ModuleRunner
+from rollenv.inference.runner import ModuleRunner, Runner
 from rollenv.inference.sampling import sample
 
 StaleKV = Literal["keep", "drop", "recompute"]
@@ -174,8 +175,8 @@ class TorchEngine:
         self._version = version
         self._read_config()
         self._start_workers(workers)
+        self._runner: Runner = fused_runner(self._model, self._context) or ModuleRunner(self._model)
         self._targets: dict[str, torch.Tensor] = self._model.state_dict()
-        self._runner = ModuleRunner(self._model)
         self._layout, self.exact = self._workers[0].submit(self._probe).result()
         self._cache = KVCache(self._shape, self._default_budget() if kv_budget_bytes is None else kv_budget_bytes)
         self._max_length = min(self._context, self._cache.max_tokens)

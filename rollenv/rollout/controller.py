@@ -127,7 +127,8 @@ class RolloutController:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, between two batches. Groups begun but not trained are listed to be played again."""
-        begun = [*self._running, *(group.request.index for group in self._ready), *self._again]
+        finished = (group.request.index for group in [*self._ready, *self._idle])
+        begun = [*self._running, *finished, *self._again]
         return {
             "version": self.version,
             "cursor": self._cursor,

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
 from rollenv.core import TextEnv
-from rollenv.inference.base import Engine, EngineError, SamplingParams
+from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat, Conversation
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn
@@ -206,14 +206,7 @@ async def play_episode(
 
     A cancellation of the calling task ends the episode as `ABORTED` and is swallowed: the trajectory is the answer.
     """
-    trajectory = Trajectory(
-        env=env_name,
-        task=request.task,
-        seed=request.seed,
-        group=request.group,
-        sample=request.sample,
-        attempt=request.attempt,
-    )
+    trajectory = _begin(request, env_name)
     try:
         async with asyncio.timeout(limits.episode_seconds):
             trajectory.stop = await _play(env, player, request, limits, trajectory)
@@ -224,11 +217,31 @@ async def play_episode(
         _fail(trajectory, Fault("env", "timeout", message))
     except Fault as fault:
         _fail(trajectory, fault)
+    except Exception as error:  # a value that broke even the checks made of it
+        _fail(trajectory, Fault("env", "bad_output", describe(error)))
     try:
         await player.close(aborted=trajectory.stop in (StopReason.ABORTED, StopReason.FAILED))
-    except EngineError as error:
+    except Exception as error:
         _fail(trajectory, Fault("engine", "crash", describe(error)))
     return trajectory
+
+
+def failed_to_begin(request: EpisodeRequest, env_name: str, fault: Fault) -> Trajectory:
+    """The trajectory of an episode whose environment or agent could not be made."""
+    trajectory = _begin(request, env_name)
+    _fail(trajectory, fault)
+    return trajectory
+
+
+def _begin(request: EpisodeRequest, env_name: str) -> Trajectory:
+    return Trajectory(
+        env=env_name,
+        task=request.task,
+        seed=request.seed,
+        group=request.group,
+        sample=request.sample,
+        attempt=request.attempt,
+    )
 
 
 async def _play(
@@ -262,12 +275,13 @@ async def _play(
 
 async def guarded(call: Awaitable[T], where: FaultPlace, seconds: float | None, what: str) -> T:
     """Awaits `call` under a deadline and turns whatever goes wrong into a `Fault` at `where`."""
+    deadline = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds):
+        async with deadline:
             return await call
-    except TimeoutError as error:
-        raise Fault(where, "timeout", f"{what} took longer than {seconds} s") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an environment that calls sys.exit() ends itself, not the run
+        if deadline.expired():
+            raise Fault(where, "timeout", f"{what} took longer than {seconds} s") from error
         raise Fault(where, "crash", f"{what}: {describe(error)}") from error
 
 

@@ -50,6 +50,11 @@ class Ledger:
         else:
             self.finished += 1
 
+    def abandon(self) -> None:
+        """What was in flight died with its process (or its loop): it counts as cancelled."""
+        self.cancelled += self.in_flight
+        self.in_flight = 0
+
     @property
     def balanced(self) -> bool:
         """The invariant."""

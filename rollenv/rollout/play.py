@@ -14,13 +14,16 @@ from rollenv.rollout.episode import (
     Demonstrator,
     EpisodeLimits,
     EpisodeRequest,
+    Fault,
     ModelPlayer,
     Player,
     ScriptedPlayer,
+    describe,
+    failed_to_begin,
     play_episode,
 )
 from rollenv.seeding import derive_seed
-from rollenv.trajectory import StopReason, Trajectory
+from rollenv.trajectory import FaultPlace, StopReason, Trajectory
 
 Play = Callable[[EpisodeRequest], Coroutine[Any, Any, Trajectory]]
 """Plays one attempt; returns its trajectory whatever happens, and `ABORTED` when it is cancelled."""
@@ -41,7 +44,10 @@ class ModelPlay:
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
         session = f"{self.label}/{request.group}/{request.sample}/{request.attempt}"
-        player = ModelPlayer(self.agent, self.engine, self.chat, self.sampling, request, self.limits, session)
+
+        def player() -> Player:
+            return ModelPlayer(self.agent, self.engine, self.chat, self.sampling, request, self.limits, session)
+
         return await _with_env(self.pool, player, request, self.limits, self.env_name)
 
 
@@ -55,7 +61,9 @@ class ScriptedPlay:
     limits: EpisodeLimits
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
-        player = ScriptedPlayer(self.make_agent(), derive_seed(request.seed, "agent"))
+        def player() -> Player:
+            return ScriptedPlayer(self.make_agent(), derive_seed(request.seed, "agent"))
+
         return await _with_env(self.pool, player, request, self.limits, self.env_name)
 
 
@@ -72,15 +80,23 @@ class DemonstrationPlay:
     on_text: Callable[[str], None] = lambda text: None
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
-        seed = derive_seed(request.seed, "agent")
-        player = Demonstrator(self.make_expert(), seed, self.agent, self.chat, self.on_text)
+        def player() -> Player:
+            seed = derive_seed(request.seed, "agent")
+            return Demonstrator(self.make_expert(), seed, self.agent, self.chat, self.on_text)
+
         return await _with_env(self.pool, player, request, self.limits, self.env_name)
 
 
 async def _with_env(
-    pool: EnvPool, player: Player, request: EpisodeRequest, limits: EpisodeLimits, env_name: str
+    pool: EnvPool, make_player: Callable[[], Player], request: EpisodeRequest, limits: EpisodeLimits, env_name: str
 ) -> Trajectory:
-    env = pool.acquire()
+    where: FaultPlace = "agent"
+    try:
+        player = make_player()
+        where = "env"
+        env = pool.acquire()
+    except Exception as error:
+        return failed_to_begin(request, env_name, Fault(where, "crash", describe(error)))
     trajectory = await play_episode(env, player, request, limits, env_name)
     # A thread may still be inside the environment of a failed or cancelled episode.
     pool.release(env, healthy=trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED))

@@ -93,17 +93,16 @@ class Scheduler:
     async def close(self) -> None:
         """Cancels everything: queued episodes never start, running ones are aborted in engine and environment."""
         self._waiting.clear()
+        self._groups.clear()
+        self._collected.clear()  # so that nothing of what ends now is tried again or delivered
         running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._groups.clear()
-        self._collected.clear()
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._concurrency:
             request = self._waiting.popleft()
-            self.ledger.dispatch()
             task = asyncio.ensure_future(self._run(request))
             self._running.add(task)
             task.add_done_callback(self._ended)
@@ -115,6 +114,7 @@ class Scheduler:
         self._fill()
 
     async def _run(self, request: EpisodeRequest) -> None:
+        self.ledger.dispatch()  # here: a task that is cancelled before it begins was never dispatched
         try:
             trajectory = await self._play(request)
         except BaseException:

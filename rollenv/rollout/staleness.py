@@ -1,7 +1,8 @@
 """Admission: how far rollouts may run ahead of training. Pure functions over counts.
 
 Version v means that v training steps have been applied; step v trains on B groups. Invariant: a group admitted at
-version s is trained at a version t with t - s <= eta, for any eta >= 0, fractional ones too.
+version s is trained at a version t with t - s <= ceil(eta), for any eta >= 0. A fractional eta lets floor(eta B) groups
+run ahead; versions are whole, so with eta = 0.5 half of a batch is one version old and half is fresh.
 """
 
 from __future__ import annotations
@@ -27,5 +28,5 @@ def admissible(eta: float, version: int, batch: int, taken: int) -> int:
 
 def due(eta: float, version: int, admitted_at: int) -> bool:
     """Whether a group admitted at version `admitted_at` must be part of the batch of `version`, else it would be
-    older than `eta` when it trains."""
-    return version + 1 - admitted_at > eta
+    older than ceil(`eta`) when it trains."""
+    return version + 1 - admitted_at > math.ceil(eta)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from conformance.toy import ROOMS, Corridor, content
 
-from rollenv import SnapshotError, TaskSet
+from rollenv import RollenvError, SnapshotError, TaskSet, TextSpace
 
 LEFT: list[Callable[[], object]] = []
 _counter = itertools.count()
@@ -249,3 +249,94 @@ class ObservationIsBytes(Corridor):
 class UnknownTaskInInfo(Corridor):
     def info(self, **extra: Any) -> dict[str, Any]:
         return super().info(**extra) | {"task": "chest-99"}
+
+
+class RewardRangeIsWrong(Corridor):
+    reward_range = (1.0, 0.0)
+
+
+class ExecutorIsUnknown(Corridor):
+    executor = "process"  # type: ignore[assignment]
+
+
+class SpaceIsNone(Corridor):
+    action_space = None  # type: ignore[assignment]
+
+
+class ObservationTooLong(Corridor):
+    observation_space = TextSpace(max_length=40)
+
+
+class ActionsAreATuple(Corridor):
+    def info(self, **extra: Any) -> dict[str, Any]:
+        return super().info(**extra) | {"admissible_actions": tuple(self.possible())}
+
+
+class ActionsOutsideTheirSpace(Corridor):
+    action_space = TextSpace(max_length=8)
+
+
+class TaskChangesMeanwhile(Corridor):
+    def step(self, action: str) -> Answer:
+        self.task = "chest-0" if self.task == "chest-1" else "chest-1"
+        return super().step(action)
+
+
+class SnapshotIsText(Corridor):
+    def snapshot(self) -> bytes:
+        return super().snapshot().decode()  # type: ignore[return-value]
+
+
+class RestoreShowsAnotherView(Corridor):
+    def restore(self, snapshot: bytes) -> tuple[str, dict[str, Any]]:
+        _, info = super().restore(snapshot)
+        return "Welcome back!", info
+
+
+class RestoreIsNotChecked(Corridor):
+    def restore(self, snapshot: bytes) -> tuple[str, dict[str, Any]]:
+        self.room = 0
+        return super().restore(snapshot)
+
+
+class CreationUsesGlobalRandom(Corridor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.colour = random.random()
+
+
+class OtherTasksEachTime(Corridor):
+    def __init__(self) -> None:
+        super().__init__()
+        ids = [*self._tasks.ids("train"), *self._tasks.ids("test")]
+        self._tasks = TaskSet("corridor", {"train": ids if next(_counter) % 2 else ids[::-1]}, content)
+
+    def choose_task(self, options: dict[str, Any] | None) -> str:
+        super().choose_task(options)
+        return options["task"] if options else f"chest-{self.np_random.integers(ROOMS)}"
+
+
+class SplitsOverlap(Corridor):
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks.splits["more"] = ("chest-0",)
+
+
+class UnknownTaskIsAKeyError(Corridor):
+    def choose_task(self, options: dict[str, Any] | None) -> str:
+        if isinstance(options, dict) and options.get("task") not in self.tasks:
+            raise KeyError(options["task"])
+        return super().choose_task(options)
+
+
+class CloseFails(Corridor):
+    def close(self) -> None:
+        raise OSError("no such handle")
+
+
+class RefusalDoesNotSayWhy(Corridor):
+    def step(self, action: str) -> Answer:
+        try:
+            return super().step(action)
+        except RollenvError:
+            raise RollenvError("not now") from None

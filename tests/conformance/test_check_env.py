@@ -73,6 +73,22 @@ FAULTS: dict[type[Corridor], tuple[str, str]] = {
     broken.Crashes: ("contract", "step raised KeyError: 'ears'"),
     broken.ObservationIsBytes: ("contract", "observation as bytes"),
     broken.UnknownTaskInInfo: ("contract", "'chest-99', which is not in env.tasks"),
+    broken.RewardRangeIsWrong: ("declarations", "reward_range is (1.0, 0.0)"),
+    broken.ExecutorIsUnknown: ("declarations", "executor is 'process'"),
+    broken.SpaceIsNone: ("declarations", "action_space is no gymnasium.Space"),
+    broken.ObservationTooLong: ("contract", "not in observation_space TextSpace(max_length=40)"),
+    broken.ActionsAreATuple: ("contract", "info['admissible_actions'] is tuple"),
+    broken.ActionsOutsideTheirSpace: ("contract", "the admissible action 'open chest' is not in action_space"),
+    broken.TaskChangesMeanwhile: ("contract", "during the episode"),
+    broken.SnapshotIsText: ("snapshots", "snapshot returned str, not bytes"),
+    broken.RestoreShowsAnotherView: ("snapshots", "came back with another view: observation"),
+    broken.RestoreIsNotChecked: ("snapshots", "going on after a refused restore gave another answer"),
+    broken.CreationUsesGlobalRandom: ("contract", "creating it used a global generator"),
+    broken.OtherTasksEachTime: ("tasks", "two instances have other tasks"),
+    broken.SplitsOverlap: ("tasks", "task 'chest-0' is in the splits 'train' and 'more'"),
+    broken.UnknownTaskIsAKeyError: ("options", "raised KeyError"),
+    broken.CloseFails: ("declarations", "close raised OSError: no such handle"),
+    broken.RefusalDoesNotSayWhy: ("misuse", "does not mention reset: not now"),
 }
 
 

@@ -77,13 +77,12 @@ class Corridor(TextEnv):
     # -- what the broken ones change -----------------------------------------------------------------------
 
     def choose_task(self, options: dict[str, Any] | None) -> str:
-        if options is not None and not isinstance(options, dict):
-            raise RollenvError(f"options must be a dict such as {{'task': id}}, not {options!r}")
-        if options is None or "task" not in options:
+        task = self.check_options(options).get("task")
+        if task is None:
             ids = [task for split in self.tasks.splits.values() for task in split]
             return ids[self.np_random.integers(len(ids))]
-        self.tasks.split_of(options["task"])
-        return str(options["task"])
+        self.tasks.split_of(task)
+        return str(task)
 
     def start_room(self) -> int:
         return int(self.np_random.integers(ROOMS))

@@ -525,9 +525,6 @@ def test_a_failing_step_fails_its_completions_only() -> None:
                     raise MemoryError("no memory left")
                 return runner(batch)
 
-            def refresh(self) -> None:
-                runner.refresh()
-
         engine._runner = Failing()
         results = await asyncio.gather(
             *(engine.generate(prompt, greedy(), session=str(i)) for i in range(3)), return_exceptions=True

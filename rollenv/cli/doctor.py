@@ -1,0 +1,196 @@
+"""`rollenv doctor`: what is here, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+Status = Literal["ok", "missing", "optional", "warning"]
+
+_MARKS: dict[Status, str] = {
+    "ok": "[green]ok[/green]",
+    "missing": "[red]missing[/red]",
+    "optional": "[dim]absent[/dim]",
+    "warning": "[yellow]warning[/yellow]",
+}
+
+SMOKE_SECONDS = 2.0
+"""How long the smoke test plays."""
+
+_OPTIONAL = {
+    "ray": ("clusters", "pip install ray"),
+    "vllm": ("fast inference on GPUs", "pip install vllm"),
+    "trl": ("the benchmark against TRL", "pip install 'rollenv[bench]'"),
+    "textworld": ("TextWorld games", "pip install textworld"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at. `missing` stops the main job; `mend` is the command that helps."""
+
+    name: str
+    status: Status
+    detail: str
+    mend: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Look at this machine: can it run the main job, and what would mend it? Exit code 1 when it cannot."""
+    checks: list[Check] = []
+    for look in (_machine, _packages, _optional, _tools, _seed_policy, _smoke):
+        checks += _guarded(look)
+    fine = all(check.status != "missing" for check in checks)
+    if as_json:
+        print(json.dumps({"ok": fine, "checks": [asdict(check) for check in checks]}, indent=2))
+    else:
+        _print(checks)
+        print("the main job can run: rollenv train --env webshop" if fine else "the main job cannot run here yet")
+    if not fine:
+        raise typer.Exit(1)
+
+
+def _guarded(look: Callable[[], Iterator[Check]]) -> list[Check]:
+    """The checks of one kind; one that breaks is itself a finding."""
+    try:
+        return list(look())
+    except Exception as error:
+        return [Check(look.__name__.strip("_"), "missing", f"{type(error).__name__}: {error}")]
+
+
+def _machine() -> Iterator[Check]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Check("python", "ok" if sys.version_info >= (3, 11) else "missing", f"{version}, {sys.executable}")
+    yield Check("cores", "ok", str(len(os.sched_getaffinity(0))))
+    free = _free_memory() / 2**30
+    mend = "" if free >= 2 else "close other programs: training the seed policy takes about 2 GiB"
+    yield Check("memory", "ok" if free >= 2 else "warning", f"{free:.1f} GiB free", mend)
+    places = {"run folder": Path.cwd(), "cache": Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")}
+    for name, folder in places.items():
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        gib = shutil.disk_usage(existing).free / 2**30
+        usable = gib >= 1 and os.access(existing, os.W_OK)
+        words = f"{gib:.1f} GiB free in {folder}" + ("" if os.access(existing, os.W_OK) else ", not writable")
+        yield Check(name, "ok" if usable else "warning", words, "" if usable else "make room, or change the folder")
+
+
+def _free_memory() -> int:
+    """Bytes that programs can still have."""
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _packages() -> Iterator[Check]:
+    for name in ("gymnasium", "pydantic", "rapidfuzz"):
+        yield _package(name, "pip install rollenv")
+    for name in ("torch", "transformers", "tokenizers", "safetensors", "tensorboard"):
+        yield _package(name, "pip install 'rollenv[train]'")
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        cuda = torch.cuda.is_available()
+        yield Check(
+            "device", "ok", torch.cuda.get_device_name(0) if cuda else f"CPU, {torch.get_num_threads()} threads"
+        )
+    spinning = {name: os.environ.get(name, "not set") for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    passive = spinning == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+    words = " ".join(f"{name}={value}" for name, value in spinning.items())
+    mend = "" if passive else "export OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0"
+    yield Check("threads", "ok" if passive else "warning", words, mend)
+
+
+def _package(name: str, mend: str) -> Check:
+    if importlib.util.find_spec(name) is None:
+        return Check(name, "missing", "not installed", mend)
+    return Check(name, "ok", _version(name))
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "installed under another name"  # vllm has builds called otherwise
+
+
+def _optional() -> Iterator[Check]:
+    for name, (use, mend) in _OPTIONAL.items():
+        here = importlib.util.find_spec(name) is not None
+        yield Check(name, "ok" if here else "optional", _version(name) if here else use, "" if here else mend)
+
+
+def _tools() -> Iterator[Check]:
+    socket = Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
+    docker = socket.exists()
+    words = str(socket) if docker else "environments in containers"
+    yield Check("docker", "ok" if docker else "optional", words, "" if docker else "apt-get install -y docker.io")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    mend = "" if chromium else "apt-get install -y chromium"
+    yield Check("chromium", "ok" if chromium else "optional", chromium or "browser tests", mend)
+
+
+def _seed_policy() -> Iterator[Check]:
+    from rollenv.cli.models import seed_policy
+    from rollenv.errors import RollenvError
+    from rollenv.registration import spec
+
+    mend = "rollenv imitate --env webshop --out DIR, then rollenv train --env webshop --model DIR"
+    try:
+        folder = seed_policy(spec("webshop"))
+        from rollenv.trainers.policy import load_model, n_parameters
+
+        model, _ = load_model(folder)
+    except RollenvError as error:
+        yield Check("seed policy", "missing", str(error), mend)
+        return
+    yield Check("seed policy", "ok", f"{n_parameters(model) / 1e6:.2f}M parameters, {folder}")
+
+
+def _smoke() -> Iterator[Check]:
+    """Plays WebShop with its oracle for a moment."""
+    from rollenv.agents import make_agent
+    from rollenv.registration import make, spec
+
+    began = time.perf_counter()
+    env, agent = make(spec("webshop")), make_agent(spec("webshop"), "oracle")
+    ready = time.perf_counter() - began
+    episodes = solved = steps = 0
+    played = time.perf_counter()
+    tasks = env.tasks.ids("test")
+    while time.perf_counter() - played < SMOKE_SECONDS and episodes < len(tasks):
+        observation, info = env.reset(seed=episodes, options={"task": tasks[episodes]})
+        agent.reset(episodes)
+        over = False
+        while not over:
+            observation, _, terminated, truncated, info = env.step(agent.act(observation, info))
+            over, steps = terminated or truncated, steps + 1
+        episodes, solved = episodes + 1, solved + bool(info.get("success"))
+    env.close()
+    seconds = time.perf_counter() - played
+    words = f"oracle solved {solved} of {episodes} tasks, {steps / seconds:.0f} steps/s, ready in {ready:.1f} s"
+    yield Check("webshop", "ok" if solved > episodes / 2 else "missing", words)
+
+
+def _print(checks: list[Check]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("what", "", "found", "to mend it"):
+        table.add_column(title, overflow="fold")
+    for check in checks:
+        table.add_row(check.name, _MARKS[check.status], check.detail, check.mend)
+    Console().print(table)

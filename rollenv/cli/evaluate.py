@@ -1,0 +1,253 @@
+"""`rollenv eval`: how good an agent or a model is on a fixed panel of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollenv.cli.models import resolve_model
+from rollenv.cli.options import ConfigOption, EnvOption, ImportOption, SeedOption, Settings, as_words, import_user_code
+from rollenv.cli.show import Bar, percent, silence_libraries, with_interval
+from rollenv.errors import RollenvError
+
+if TYPE_CHECKING:
+    from rollenv.config import TrainConfig
+    from rollenv.evaluation.evaluate import Summary
+    from rollenv.registration import EnvSpec
+    from rollenv.rollout.env_pool import EnvPool
+    from rollenv.rollout.episode import EpisodeLimits
+    from rollenv.rollout.play import Play
+    from rollenv.tasks import Panel
+    from rollenv.trajectory import Trajectory
+
+DEFAULT_EPISODES = 200
+READ_HERE = ("env", "env_args.", "agent.", "sampling.", "rollout.", "device", "threads")
+NOT_READ = ("sampling.temperature", "rollout.groups", "rollout.group_size", "rollout.eta", "rollout.filter")
+"""Settings of a training run that mean something, or nothing, to an evaluation."""
+
+
+def evaluate(
+    env: EnvOption = None,
+    settings: Settings = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="oracle, random, llm, ...")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="seed|PATH|HUB", help="A model to act: implies --agent llm.")
+    ] = None,
+    episodes: Annotated[
+        int | None, typer.Option("--episodes", "-n", min=1, help="Tasks: the first of the split (default: 200).")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Which tasks.")] = "test",
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Episodes per task.")] = 1,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 takes the most probable token.")
+    ] = 0.0,
+    seed: SeedOption = None,
+    concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Episodes in flight.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write summary.json and trajectories.jsonl there.")
+    ] = None,
+    config: ConfigOption = None,
+    imports: ImportOption = None,
+) -> None:
+    """Measure an agent or a model: success rate with its 95% confidence interval, mean score, mean turns."""
+    import_user_code(imports)
+    if out is not None and out.exists() and not out.is_dir():
+        raise RollenvError(f"--out {out} is a file: give a folder")
+    plan = _planned(env, settings or [], config, agent, model, {"rollout.concurrency": concurrency})
+    order = _Order(split, episodes, samples, temperature, seed or 0, out)
+    summary, failure = asyncio.run(_carry_out(plan, order))
+    _tell(plan, summary, failure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Who plays where. `model` is None for an agent that is a program."""
+
+    config: TrainConfig
+    spec: EnvSpec
+    agent_name: str
+    agent: dict[str, Any]
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What to play and where to leave the results."""
+
+    split: str
+    episodes: int | None
+    samples: int
+    temperature: float
+    seed: int
+    out: Path | None
+
+
+def _planned(
+    env: str | None,
+    settings: Sequence[str],
+    file: Path | None,
+    agent: str | None,
+    model: str | None,
+    options: dict[str, Any],
+) -> _Plan:
+    from rollenv.agents import make_agent
+    from rollenv.agents.base import ChatAgent
+    from rollenv.config import TrainConfig, load_config, parse_override
+    from rollenv.registration import spec
+
+    words = [*as_words(options), *settings]
+    config = load_config(TrainConfig, env, file, words)
+    for word in words:
+        _check_read(parse_override(word)[0])
+    env_spec = spec(config.env)
+    name = agent or config.agent.name
+    if agent is None or agent == config.agent.name:
+        arguments = config.agent.arguments
+    else:  # the environment's own settings are those of another agent
+        given = (parse_override(word) for word in settings)
+        arguments = {key.removeprefix("agent."): value for key, value in given if key.startswith("agent.")}
+    if not isinstance(make_agent(env_spec, name, arguments), ChatAgent):
+        if model is not None:
+            raise RollenvError(f"agent '{name}' is a program: leave out --model, or say --agent llm")
+        return _Plan(config, env_spec, name, arguments, None)
+    path = resolve_model(config.model_copy(update={"model": model or config.model}), env_spec, None)
+    return _Plan(config, env_spec, name, arguments, path)
+
+
+def _check_read(key: str) -> None:
+    """Refuses settings that only training reads. Keys without a dot were resolved by `load_config` already."""
+    if key in NOT_READ or ("." in key and not key.startswith(READ_HERE)):
+        raise RollenvError(f"'{key}' means nothing to an evaluation: leave it out ('rollenv eval --help')")
+
+
+async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
+    """Plays the panel, writes the results, and returns them with what the first failure was ("" for none)."""
+    from rollenv.evaluation.evaluate import play_panel, summarize, write_results
+    from rollenv.registration import make
+    from rollenv.rollout.env_pool import EnvPool
+    from rollenv.seeding import derive_seed
+
+    config = plan.config
+    pool = EnvPool(lambda: make(plan.spec, **config.env_args))
+    panel = _panel(pool, order)
+    play, close = _player(plan, order, pool)
+    try:
+        with Bar("episodes") as bar:
+            trajectories = await play_panel(
+                play,
+                panel,
+                derive_seed(order.seed, "eval"),
+                config.rollout.concurrency,
+                order.samples,
+                config.rollout.max_attempts,
+                lambda done: bar.update(f"{plan.spec.name} {order.split}", done, len(panel.ids), unit="tasks"),
+            )
+    finally:
+        await close()
+        pool.close()
+    summary = summarize(plan.spec.id, panel, trajectories)
+    failure = _first_failure(trajectories)
+    if summary.failed == summary.episodes:
+        raise RollenvError(f"all {summary.episodes} episodes failed; the first with {failure}")
+    if order.out is not None:
+        write_results(order.out, summary, trajectories, _facts(plan, order))
+    return summary, failure
+
+
+def _panel(pool: EnvPool, order: _Order) -> Panel:
+    env = pool.acquire()
+    tasks = env.tasks
+    pool.release(env, healthy=True)
+    default = min(DEFAULT_EPISODES, len(tasks.ids(order.split)))
+    return tasks.panel(order.split, default if order.episodes is None else order.episodes)
+
+
+def _player(plan: _Plan, order: _Order, pool: EnvPool) -> tuple[Play, Any]:
+    """How to play an episode, and how to close what that needs."""
+    from rollenv.agents import make_agent
+    from rollenv.rollout.play import ScriptedPlay
+
+    if plan.model is not None:
+        return _model_player(plan, order, pool, plan.model)
+
+    async def nothing() -> None:
+        return None
+
+    def fresh_agent() -> Any:
+        return make_agent(plan.spec, plan.agent_name, plan.agent)
+
+    return ScriptedPlay(pool, plan.spec.id, fresh_agent, _limits(plan, None)), nothing
+
+
+def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str) -> tuple[Play, Any]:
+    from rollenv.agents import make_agent
+    from rollenv.inference.base import SamplingParams
+    from rollenv.inference.chat import ChatFormat
+    from rollenv.inference.torch_engine import TorchEngine
+    from rollenv.rollout.play import ModelPlay
+    from rollenv.trainers.device import choose_device
+    from rollenv.trainers.policy import load_model
+
+    config = plan.config
+    if Path(path).exists():
+        silence_libraries()
+    device = choose_device(config.device, config.threads)
+    model, tokenizer = load_model(path)
+    chat = ChatFormat(tokenizer)
+    engine = TorchEngine(
+        model.bfloat16() if config.rollout.precision == "bf16" else model,
+        tokenizer=tokenizer,
+        device=device,
+        kv_budget_bytes=config.rollout.kv_mib * 2**20,
+        max_sessions=config.rollout.concurrency,
+    )
+    sampling = SamplingParams(
+        max_tokens=config.sampling.max_tokens,
+        temperature=order.temperature,
+        top_k=config.sampling.top_k,
+        top_p=config.sampling.top_p,
+        stop_token_ids=(chat.end_of_turn_id,),
+    )
+    agent = make_agent(plan.spec, plan.agent_name, plan.agent)
+    limits = _limits(plan, int(model.config.max_position_embeddings))
+    return ModelPlay(pool, plan.spec.id, agent, engine, chat, sampling, limits, "eval"), engine.close
+
+
+def _limits(plan: _Plan, context: int | None) -> EpisodeLimits:
+    from rollenv.rollout.episode import EpisodeLimits
+
+    rollout = plan.config.rollout
+    bounds = [bound for bound in (rollout.max_tokens, context) if bound is not None]
+    return EpisodeLimits(
+        max_turns=rollout.max_turns or plan.spec.max_turns,
+        max_tokens=min(bounds, default=None),
+        reset_seconds=rollout.reset_seconds,
+        step_seconds=rollout.step_seconds,
+        generate_seconds=rollout.generate_seconds,
+        episode_seconds=rollout.episode_seconds,
+    )
+
+
+def _facts(plan: _Plan, order: _Order) -> dict[str, Any]:
+    who = {"agent": plan.agent_name, "agent_args": plan.agent, "model": plan.model, "env_args": plan.config.env_args}
+    return who | {"seed": order.seed, "samples": order.samples, "temperature": order.temperature}
+
+
+def _first_failure(trajectories: Sequence[Trajectory]) -> str:
+    failure = next((t.failure for t in trajectories if t.failure is not None), None)
+    return f"{failure.where} {failure.kind}: {failure.message}" if failure else ""
+
+
+def _tell(plan: _Plan, summary: Summary, failure: str) -> None:
+    who = f"{plan.agent_name} with {plan.model}" if plan.model else plan.agent_name
+    print(f"{plan.spec.id}, {summary.split} split, {who}: {summary.episodes} episodes")
+    print(f"success  {with_interval(summary.success_rate, summary.ci95)}")
+    print(f"score    {summary.mean_reward:.4f}")
+    print(f"turns    {summary.mean_turns:.2f}")
+    if summary.failed:
+        print(f"failed   {percent(summary.failed / summary.episodes)} (no success); the first with {failure}")

@@ -1,0 +1,251 @@
+"""`rollenv train`: the main job. A run lives in a folder, can be interrupted at any time, and continues from there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollenv.cli import INTERRUPTED
+from rollenv.cli.models import resolve_model
+from rollenv.cli.options import ConfigOption, EnvOption, ImportOption, SeedOption, Settings, as_words, import_user_code
+from rollenv.cli.screen import TrainScreen
+from rollenv.cli.settings import differences, dump_toml
+from rollenv.cli.show import percent, silence_libraries, with_interval
+from rollenv.errors import RollenvError
+
+if TYPE_CHECKING:
+    from rollenv.config import TrainConfig
+    from rollenv.trainers.checkpoint import Checkpoint
+
+MAY_CHANGE = ("steps", "out", "device", "threads", "eval.every", "checkpoint.every", "checkpoint.keep")
+"""Settings that a resumed run may change: none of them touches what a step computes, but for the schedule's length."""
+
+_BARE = "--resume="
+
+
+def train(
+    env: EnvOption = None,
+    settings: Settings = None,
+    config: ConfigOption = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run.")] = None,
+    seed: SeedOption = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="seed|scratch|PATH|HUB", help="Policy to start from.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings as TOML and stop.")] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="[DIR]", help="Continue the run in DIR (or in --out).")
+    ] = None,
+    imports: ImportOption = None,
+) -> None:
+    """Train a policy: seed, rollouts, GRPO, evaluation on a fixed panel, checkpoints."""
+    import_user_code(imports)
+    from rollenv.config import TrainConfig, load_config
+
+    words = [*as_words({"seed": seed, "model": model, "steps": steps}), *(settings or [])]
+    if resume is not None:
+        plan = _continued(_run_folder(resume, out), env, config, words)
+    else:
+        run = load_config(TrainConfig, env, config, [*as_words({"out": None if out is None else str(out)}), *words])
+        plan = _Plan(run, _folder_of(run))
+    if dry_run:
+        print(dump_toml(plan.config), end="")
+        return
+    command = ["rollenv", "train", *(part for name in imports or () for part in ("--import", name))]
+    _carry_out(plan, shlex.join([*command, "--resume", str(plan.folder)]))
+
+
+def name_bare_resume(args: Sequence[str]) -> list[str]:
+    """`--resume` without a folder, as an option that has a value (the run is then the one in `--out`).
+
+    >>> name_bare_resume(["train", "--resume", "--out", "runs/a"])
+    ['train', '--resume=', '--out', 'runs/a']
+    """
+    following = [*args[1:], "-"]
+    return [
+        _BARE if word == "--resume" and (after.startswith("-") or "=" in after) else word
+        for word, after in zip(args, following, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to run, where, and the checkpoint to continue from with the model the run began with."""
+
+    config: TrainConfig
+    folder: Path
+    checkpoint: Checkpoint | None = None
+    model: str | None = None
+
+
+# -- a new run ---------------------------------------------------------------------------------------------------
+
+
+def _folder_of(config: TrainConfig) -> Path:
+    from rollenv.registration import spec
+
+    if config.out is None:
+        return Path("runs") / f"{spec(config.env).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(config.out)
+
+
+def _check_free(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise RollenvError(f"--out {folder} is a file: give a folder")
+    if any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints")):
+        raise RollenvError(f"--out {folder} already holds a run: continue it with --resume {folder}, or give another")
+
+
+# -- a run that goes on ------------------------------------------------------------------------------------------
+
+
+def _run_folder(resume: str, out: Path | None) -> Path:
+    if not resume and out is None:
+        raise RollenvError("--resume needs the run's folder: --resume DIR, or --out DIR --resume")
+    folder = Path(resume) if resume else Path(str(out))
+    if resume and out is not None and out.resolve() != folder.resolve():
+        raise RollenvError(f"--resume {folder} and --out {out} are different folders: a run stays in its own")
+    if not folder.is_dir():
+        raise RollenvError(f"--resume {folder}: there is no such folder")
+    return folder
+
+
+def _continued(folder: Path, env: str | None, file: Path | None, words: Sequence[str]) -> _Plan:
+    from rollenv.config import TrainConfig
+
+    checkpoint = _newest_whole(folder)
+    state = checkpoint.state()
+    old = TrainConfig.model_validate(state["config"]).model_copy(update={"out": str(folder)})
+    new = _with_changes(old, env, file, words)
+    for key, (was, now) in differences(old, new).items():
+        if key not in MAY_CHANGE:
+            raise RollenvError(
+                f"the run in '{folder}' has {key}={was}, not {now}: a resumed run keeps its settings "
+                f"(but for {', '.join(key for key in MAY_CHANGE if key != 'out')}); start a new one with --out"
+            )
+    if new.steps < checkpoint.step:
+        raise RollenvError(f"the run in '{folder}' is at step {checkpoint.step} already, beyond steps={new.steps}")
+    return _Plan(new, folder, checkpoint, str(state["model"]))
+
+
+def _with_changes(old: TrainConfig, env: str | None, file: Path | None, words: Sequence[str]) -> TrainConfig:
+    """The old settings with those that were given now."""
+    from rollenv.config import TrainConfig, load_config
+    from rollenv.config.load import parse_override, resolve_key
+    from rollenv.registration import keyword_names, spec
+
+    if file is not None:
+        given = load_config(TrainConfig, env, file, words)
+        return given.model_copy(update={"out": old.out})
+    data = old.model_dump(mode="json")
+    env_spec = spec(env or old.env)
+    data["env"] = env_spec.id
+    for key, value in map(parse_override, words):
+        *path, last = resolve_key(TrainConfig, key, keyword_names(env_spec.load())).split(".")
+        place = data
+        for part in path:
+            place = place[part]
+        place[last] = value
+    return _validated(data)
+
+
+def _validated(data: dict[str, Any]) -> TrainConfig:
+    from rollenv.config import TrainConfig
+    from rollenv.config.load import validated
+
+    return validated(TrainConfig, data, "configuration")
+
+
+def _newest_whole(folder: Path) -> Checkpoint:
+    """The newest checkpoint that can be read; torn ones are passed over with a word on stderr."""
+    from rollenv.trainers import checkpoint
+
+    for candidate in reversed(checkpoint.found(folder)):
+        try:
+            candidate.state()
+            candidate.tensors()
+        except RollenvError as error:
+            print(f"passed over: {error}", file=sys.stderr)
+            continue
+        return candidate
+    raise RollenvError(f"'{folder}' holds no checkpoint to continue from: start the run anew with another --out")
+
+
+# -- running -----------------------------------------------------------------------------------------------------
+
+
+def _carry_out(plan: _Plan, continue_with: str) -> None:
+    from rollenv.files import write_atomically
+    from rollenv.registration import spec
+    from rollenv.trainers.run import Interrupted, TrainRun
+
+    folder = plan.folder
+    if plan.checkpoint is None:
+        _check_free(folder)
+    env_spec = spec(plan.config.env)
+    config = plan.config.model_copy(update={"out": str(folder)})
+    model = plan.model or resolve_model(config, env_spec, folder)
+    with TrainScreen(config, plan.checkpoint.step if plan.checkpoint else 0) as screen:
+        if Path(model).exists():
+            silence_libraries()
+        run = TrainRun(config, model, plan.checkpoint, screen.on_figures)
+        silence_libraries()
+        write_atomically(folder / "config.toml", [dump_toml(config)])
+        screen.begin(f"{env_spec.id} in {folder}, from {model}")
+        try:
+            asyncio.run(_train(run, screen))
+        except Interrupted as stopped:
+            screen.close()
+            print(f"interrupted at step {stopped.step}; continue with: {continue_with}", flush=True)
+            raise typer.Exit(INTERRUPTED) from None
+    _tell_result(folder)
+
+
+async def _train(run: Any, screen: TrainScreen) -> None:
+    """Trains. The first SIGINT or SIGTERM asks the run to stop at its last boundary, the second ends the process."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            screen.close()
+            os._exit(INTERRUPTED)
+        asked = True
+        screen.say("stopping: writing a checkpoint (once more to leave at once)")
+        loop.call_soon_threadsafe(run.request_stop)
+
+    # Not the loop's own handlers: those would wait for the training step that blocks it.
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        await run.train()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell_result(folder: Path) -> None:
+    """Where the run began, where it ended, and where its last checkpoint is."""
+    from rollenv.trainers import checkpoint
+    from rollenv.trainers.metrics import read_metrics
+
+    panels = [line for line in read_metrics(folder) if "eval_success" in line]
+    newest = checkpoint.newest(folder)
+    if panels:
+        first, last = panels[0], panels[-1]
+        now = with_interval(last["eval_success"], last["eval_ci95"])
+        print(f"success  {percent(first['eval_success'])} (step {first['step']}) -> {now} (step {last['step']})")
+        print(f"score    {first['eval_reward']:.3f} -> {last['eval_reward']:.3f}")
+    if newest is not None:
+        print(f"checkpoint  {newest.folder}  (rollenv eval --model {newest.model})", flush=True)

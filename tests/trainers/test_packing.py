@@ -1,0 +1,178 @@
+"""Packed rows against each segment run alone through plain transformers attention."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import toys  # noqa: E402
+
+from rollenv.trainers.packing import ATTENTION, pack, packed_attention, split_by_tokens  # noqa: E402
+from rollenv.trainers.policy import Policy  # noqa: E402
+
+VOCAB = 97
+PATIENT = settings(deadline=None, max_examples=20)
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=7)
+
+
+@functools.cache
+def models(family: str) -> tuple[Policy, Any, Any]:
+    """A tiny model with grouped queries: as a policy, and the same weights under eager and sdpa attention."""
+    torch.set_num_threads(1)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2 if family == "Llama" else 1,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    eager = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in eager.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4.0)
+    sdpa = copy.deepcopy(eager)
+    sdpa.config._attn_implementation = "sdpa"
+    return Policy.of(copy.deepcopy(eager), toys.tokenizer()), eager, sdpa
+
+
+def segments_of(lengths: list[int], seed: int) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, VOCAB, (n,), generator=draw).tolist() for n in lengths]
+
+
+def packed_logprobs(policy: Policy, segments: list[list[int]], temperature: float) -> Any:
+    rows, targets, start = [], [], 0
+    for segment in segments:
+        rows += range(start, start + len(segment) - 1)
+        targets += segment[1:]
+        start += len(segment)
+    places = torch.tensor(rows, dtype=torch.long), torch.tensor(targets, dtype=torch.long)
+    return policy.logprobs(pack(segments), *places, temperature)[0]
+
+
+def lone_logprobs(model: Any, segments: list[list[int]], temperature: float) -> Any:
+    parts = []
+    for segment in segments:
+        logits = model(torch.tensor([segment])).logits[0, :-1].float() / temperature
+        parts.append(logits.log_softmax(-1).gather(1, torch.tensor(segment[1:], dtype=torch.long)[:, None])[:, 0])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+@PATIENT
+@given(lengths=LENGTHS, seed=st.integers(0, 1000), temperature=st.sampled_from([1.0, 0.7]))
+def test_packed_logprobs_equal_each_segment_alone(
+    family: str, lengths: list[int], seed: int, temperature: float
+) -> None:
+    policy, eager, sdpa = models(family)
+    segments = segments_of(lengths, seed)
+    with torch.no_grad():
+        packed = packed_logprobs(policy, segments, temperature)
+        for reference in (eager, sdpa):
+            torch.testing.assert_close(packed, lone_logprobs(reference, segments, temperature), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+def test_packed_gradients_equal_each_segment_alone(family: str) -> None:
+    policy, eager, _ = models(family)
+    segments = segments_of([31, 2, 17, 30, 1, 9, 18], seed=3)
+    weights = torch.randn(sum(map(len, segments)) - len(segments), generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for model, logprobs in (
+        (policy.model, packed_logprobs(policy, segments, 1.0)),
+        (eager, lone_logprobs(eager, segments, 1.0)),
+    ):
+        model.zero_grad()
+        (weights * logprobs).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        scale = float(gradients[1][name].abs().max())
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-3, atol=1e-5 * max(1.0, scale), msg=name)
+
+
+def test_a_segment_cannot_see_its_neighbours() -> None:
+    """Changing one segment changes no log-probability of another, to the last bit."""
+    policy, _, _ = models("Llama")
+    first, second = segments_of([12, 12], seed=5)
+    other = segments_of([12, 12], seed=6)[1]
+    with torch.no_grad():
+        a, b = (packed_logprobs(policy, [first, neighbour], 1.0) for neighbour in (second, other))
+    assert torch.equal(a[:11], b[:11])
+    assert not torch.equal(a[11:], b[11:])
+
+
+def test_entropy_by_hand_and_its_gradient_only_on_request() -> None:
+    policy, eager, _ = models("Llama")
+    (segment,) = segments_of([9], seed=2)
+    row, places = pack([segment]), (torch.arange(8), torch.tensor(segment[1:]))
+    entropy = policy.logprobs(row, *places, entropy_gradient=True)[1]
+    assert entropy.requires_grad
+    assert not policy.logprobs(row, *places)[1].requires_grad
+    with torch.no_grad():
+        probabilities = eager(torch.tensor([segment])).logits[0, :-1].softmax(-1)
+    torch.testing.assert_close(
+        entropy.detach(), torch.special.entr(probabilities).sum(-1), rtol=1e-4, atol=1e-4
+    )
+
+
+@PATIENT
+@given(LENGTHS)
+def test_rows_hold_every_token_once_and_positions_restart(lengths: list[int]) -> None:
+    segments = segments_of(lengths, seed=0)
+    row = pack(segments)
+    assert row.ids_T.tolist() == [token for segment in segments for token in segment]
+    assert row.positions_T.tolist() == [i for n in lengths for i in range(n)]
+    places = torch.cat([target for _, _, target in row.buckets])
+    assert sorted(places.tolist()) == list(range(sum(lengths)))
+    for index_bL, _, _ in row.buckets:  # at most 15% of any bucket's line is padding
+        used = [len(set(line.tolist())) for line in index_bL]
+        assert min(used) >= 0.85 * index_bL.shape[1]
+
+
+def test_packed_attention_outside_a_packed_row_is_refused() -> None:
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="packed="):
+        packed_attention(torch.nn.Identity(), x, x, x, None)
+
+
+def test_a_saved_policy_names_no_attention_of_ours(tmp_path: Any) -> None:
+    policy, _, _ = models("Llama")
+    policy.save(tmp_path)
+    assert policy.model.config._attn_implementation == ATTENTION
+    assert ATTENTION not in (tmp_path / "config.json").read_text()
+
+
+@PATIENT
+@given(st.lists(st.integers(1, 300), max_size=30), st.integers(1, 400))
+def test_split_by_tokens_places_each_segment_once_within_the_bound(lengths: list[int], bound: int) -> None:
+    parts = split_by_tokens(lengths, bound)
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    assert all(part == sorted(part) and part for part in parts)
+    for part in parts:
+        assert sum(lengths[i] for i in part) <= bound or len(part) == 1
+    if lengths and sum(lengths) <= bound:
+        assert len(parts) == 1
+
+
+@PATIENT
+@given(st.lists(st.integers(50, 100), min_size=1, max_size=40))
+def test_split_by_tokens_comes_out_even(lengths: list[int]) -> None:
+    """Longest first into the emptiest: no two micro-batches differ by more than the longest segment."""
+    loads = [sum(lengths[i] for i in part) for part in split_by_tokens(lengths, 500)]
+    assert max(loads) - min(loads) <= max(lengths)
