@@ -25,9 +25,9 @@ _PAGE = re.compile(r"Page (\d+) \(")
 _WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 _FILLER = frozenset(
     _WORD.findall(
-        "a an and are as at be but buy by can color could do find flavor for from get has have hello i i'd i'm in is "
-        "it like looking me my need of on or pair please should show some that the they this to "
-        "want which with would you"
+        "a am an and are as at be but buy by can color could do find flavor for from get has have hello i i'd i'm in "
+        "is it like looking me my need of on or pair please should show some that the they this to want which with "
+        "would you"
     )
 )
 """Words that say nothing about which product is meant."""

@@ -45,10 +45,17 @@ def reward_of(ids: list[int]) -> float:
     return sum(token % 2 == 0 for token in ids) / len(ids)
 
 
-def make_prompts(vocabulary: int, steps: int) -> list[list[list[int]]]:
-    """Per step, GROUPS prompts of PROMPT random ids (special tokens left out)."""
+def make_prompts(tokenizer: Any, words: list[str], steps: int) -> list[list[list[int]]]:
+    """Per step, GROUPS prompts of PROMPT ids, which are the encoding of their own text (TRL is given the text)."""
     rng = random.Random(0)
-    return [[[rng.randrange(300, vocabulary) for _ in range(PROMPT)] for _ in range(GROUPS)] for _ in range(steps)]
+
+    def prompt() -> list[int]:
+        while True:
+            ids = list(tokenizer.encode(" ".join(rng.choices(words, k=PROMPT))))[:PROMPT]
+            if list(tokenizer.encode(tokenizer.decode(ids))) == ids:
+                return ids
+
+    return [[prompt() for _ in range(GROUPS)] for _ in range(steps)]
 
 
 class Ours:
@@ -85,7 +92,8 @@ class Ours:
 def trl_trainer(model: Any, tokenizer: Any, prompts: list[list[list[int]]], folder: str) -> Any:
     """TRL's trainer over the same prompts, one training step for each GROUPS of them."""
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer as TrlTrainer
+    from trl import GRPOConfig
+    from trl import GRPOTrainer as TrlTrainer
 
     texts = [tokenizer.decode(ids) for step in prompts for ids in step]
     config = GRPOConfig(
@@ -132,13 +140,13 @@ def main() -> None:
     tokenizer = train_tokenizer([" ".join(rng.choices(words, k=50)) for _ in range(400)], 1500)
     tokenizer.chat_template = None
     model = new_model(ScratchShape(vocabulary=1500, context=1024), tokenizer, seed=0)
-    prompts = make_prompts(len(tokenizer), args.steps + 1)
-    ours, theirs, tokens, their_tokens = measure(model, tokenizer, prompts)
+    prompts = make_prompts(tokenizer, words, args.steps + 1)
+    ours, theirs, tokens = measure(model, tokenizer, prompts)
     figures = {
         "rollenv_seconds_per_step": statistics.median(ours[1:]),
         "trl_seconds_per_step": statistics.median(theirs[1:]),
         "rollenv_tokens_per_second": tokens / statistics.median(ours[1:]),
-        "trl_tokens_per_second": their_tokens / statistics.median(theirs[1:]),
+        "trl_tokens_per_second": tokens / statistics.median(theirs[1:]),
     }
     figures["ratio"] = figures["rollenv_tokens_per_second"] / figures["trl_tokens_per_second"]
     for name, value in figures.items():
@@ -147,8 +155,8 @@ def main() -> None:
         args.json.write_text(json.dumps(figures, indent=1))
 
 
-def measure(model: Any, tokenizer: Any, prompts: list[list[list[int]]]) -> tuple[list[float], list[float], int, int]:
-    """Seconds of each step of both, in turns, and the tokens of a step of each."""
+def measure(model: Any, tokenizer: Any, prompts: list[list[list[int]]]) -> tuple[list[float], list[float], int]:
+    """Seconds of each step of both, in turns, and the tokens (read and sampled) of a step, the same for both."""
     from transformers import TrainerCallback
 
     ours = Ours(model, tokenizer)
@@ -161,9 +169,6 @@ def measure(model: Any, tokenizer: Any, prompts: list[list[list[int]]]) -> tuple
         """Lets ours make a step after each of TRL's, outside of its time."""
 
         began = 0.0
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            pass
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             nonlocal tokens
@@ -179,9 +184,8 @@ def measure(model: Any, tokenizer: Any, prompts: list[list[list[int]]]) -> tuple
         trainer.add_callback(turns)
         turns.began = time.perf_counter()
         trainer.train()
-        their_tokens = int(trainer.state.num_input_tokens_seen or 0) // max(1, trainer.state.global_step)
     loop.run_until_complete(ours.engine.close())
-    return our_seconds, their_seconds, tokens, their_tokens or tokens
+    return our_seconds, their_seconds, tokens
 
 
 if __name__ == "__main__":

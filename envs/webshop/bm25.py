@@ -125,7 +125,8 @@ def _norms(lengths_N: NDArray[np.int32]) -> NDArray[np.float32]:
 
 
 def _idf(frequency_T: NDArray[np.int64], documents: int) -> NDArray[np.float32]:
-    return np.log(1 + (documents - frequency_T + 0.5) / (frequency_T + 0.5)).astype(np.float32)
+    idf: NDArray[np.float32] = np.log(1 + (documents - frequency_T + 0.5) / (frequency_T + 0.5)).astype(np.float32)
+    return idf
 
 
 def _impact(

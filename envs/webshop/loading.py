@@ -164,8 +164,10 @@ class JsonStream:
                 if not self._more(file):
                     raise self._torn() from error
                 continue
-            if end == len(self._text) and self._more(file):
-                continue  # a number could go on in the next chunk
+            # A number may go on in the next chunk; everything else says itself where it ends.
+            ended = not isinstance(value, (int, float)) or self._text[end : end + 1] in {*", \t\r\n]}"}
+            if not ended and end > len(self._text) - 16 and self._more(file):
+                continue
             self._at = end
             return value
 
@@ -208,15 +210,18 @@ class _Reader:
         """The next characters; empty at the end."""
         assert self._file is not None
         assert self._raw is not None
-        try:
-            data = self._file.read(CHUNK)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise RollenvError(
-                f"webshop: '{self.path}' is torn at byte {self._raw.tell()}: {error}; copy or download it again"
-            ) from error
-        self.bytes_read += len(data)
-        self._tell()
-        return self._decode(data)
+        while True:
+            try:
+                data = self._file.read(CHUNK)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise RollenvError(
+                    f"webshop: '{self.path}' is torn at byte {self._raw.tell()}: {error}; copy or download it again"
+                ) from error
+            self.bytes_read += len(data)
+            self._tell()
+            text = self._decode(data)
+            if text or not data:
+                return text
 
     def _decode(self, data: bytes) -> str:
         """`data` after what was left of the last chunk, but for a character that is cut in two at the end."""

@@ -103,7 +103,7 @@ PALETTES: dict[str, tuple[str, ...]] = {
         "capacity": "mini, regular, plus, max",
         "material": "oak, walnut, bamboo, pine, maple",
         "firmness": "soft, medium, firm",
-        "roast": "light, medium, dark, french",
+        "roast": "blonde, light, dark, french",
         "paper": "lined, dotted, blank, grid",
         "tip": "fine, medium, bold",
     }.items()

@@ -115,7 +115,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Plan:
-    """How packed query rows are lined up in groups, and where each row is found in the groups' outputs laid end to end."""
+    """Packed query rows lined up in groups, and where each row is found in the groups' outputs laid end to end."""
 
     groups: list[_Group]
     inverse_T: torch.Tensor
@@ -256,6 +256,8 @@ class PackedBatch:
             out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=scale)
             out = out.view(n, kv_heads, -1, heads // kv_heads, dim).transpose(1, 2)
             outputs.append(out.reshape(-1, heads, dim))
+        if not outputs:
+            return query_THD.new_empty(0, heads, dim)
         gathered = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return gathered.index_select(0, plan.inverse_T)
 

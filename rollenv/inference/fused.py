@@ -1,11 +1,11 @@
 """A shorter way through Llama, Qwen2, Qwen3 and Mistral: the same weights, fewer and larger operations.
 
 Small models spend more time on calling operations than on arithmetic. For the common decoder this runner merges the
-query, key and value maps into one and the gate and up maps into one, drops dimensions of size one, and computes the last
-layer behind its keys and values only for the rows that are sampled (no other row is read any more).
+query, key and value maps into one and the gate and up maps into one, drops dimensions of size one, and computes the
+last layer behind its keys and values only for the rows that are sampled (no other row is read any more).
 
-Invariant: the model's own parameters become views of the merged ones, so there is one copy of every weight and an update
-of the parameters is an update of this runner.
+Invariant: the model's own parameters become views of the merged ones, so there is one copy of every weight and an
+update of the parameters is an update of this runner.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 class _Linear:
-    """Several linear maps of the same input as one; `out` splits are the caller's business."""
+    """Several linear maps of the same input as one, their outputs side by side."""
 
-    def __init__(self, parts: list[torch.nn.Linear]) -> None:
+    def __init__(self, *parts: Any) -> None:
         self.weight = _merge([part.weight for part in parts])
-        self.bias = None if parts[0].bias is None else _merge([part.bias for part in parts])
+        self.bias: torch.Tensor | None = None
+        if parts[0].bias is not None:
+            self.bias = _merge([part.bias for part in parts])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -55,10 +57,10 @@ class _Layer:
 
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.qkv = _Linear([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = _Linear([attention.o_proj])
-        self.gate_up = _Linear([mlp.gate_proj, mlp.up_proj])
-        self.down = _Linear([mlp.down_proj])
+        self.qkv = _Linear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = _Linear(attention.o_proj)
+        self.gate_up = _Linear(mlp.gate_proj, mlp.up_proj)
+        self.down = _Linear(mlp.down_proj)
         self.norms = layer.input_layernorm, layer.post_attention_layernorm
         self.head_norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self.scale = float(attention.scaling)

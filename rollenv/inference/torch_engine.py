@@ -137,6 +137,7 @@ class TorchEngine:
             "drop" (default): a completion that is running keeps them to its end; between turns they are dropped, so
             the next turn is computed from its whole prompt. "keep": they stay. "recompute": running completions, too,
             read their tokens again with the new weights before their next token.
+        fused: run Llama, Qwen2, Qwen3 and Mistral by `rollenv.inference.fused` rather than by their own forward.
         version: of the model's present weights.
 
     Raises:
@@ -156,6 +157,7 @@ class TorchEngine:
         device: torch.device | str | None = None,
         workers: int | None = None,
         stale_kv: StaleKV = "drop",
+        fused: bool = True,
         version: int = 0,
     ) -> None:
         for name, value in (
@@ -175,7 +177,9 @@ class TorchEngine:
         self._version = version
         self._read_config()
         self._start_workers(workers)
-        self._runner: Runner = fused_runner(self._model, self._context) or ModuleRunner(self._model)
+        self._runner: Runner = (fused_runner(self._model, self._context) if fused else None) or ModuleRunner(
+            self._model
+        )
         self._targets: dict[str, torch.Tensor] = self._model.state_dict()
         self._layout, self.exact = self._workers[0].submit(self._probe).result()
         self._cache = KVCache(self._shape, self._default_budget() if kv_budget_bytes is None else kv_budget_bytes)

@@ -131,8 +131,9 @@ async def play(
     return history, completions
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_greedy_turns_equal_transformers_generate(name: str) -> None:
+def test_greedy_turns_equal_transformers_generate(name: str, fused: bool) -> None:
     model = build(name)
 
     async def test(engine: TorchEngine) -> None:
@@ -148,7 +149,7 @@ def test_greedy_turns_equal_transformers_generate(name: str) -> None:
                 )
             histories = [h + c.ids for h, c in zip(histories, got, strict=True)]
 
-    in_engine(test, model)
+    in_engine(test, model, fused=fused)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
@@ -197,7 +198,7 @@ def test_a_prompt_that_does_not_extend_the_cache_keeps_the_common_prefix() -> No
     in_engine(test, model)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "granite"])
+@pytest.mark.parametrize("name", ["llama-biased", "qwen2", "qwen3", "granite"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_results_are_the_same_bits_alone_and_in_any_batch(name: str, dtype: str) -> None:
     model = build(name).to(getattr(torch, dtype))
@@ -227,6 +228,7 @@ def test_results_are_the_same_bits_alone_and_in_any_batch(name: str, dtype: str)
         {"workers": 1},
         {"workers": 2},
         {"workers": 3},
+        {"workers": 2, "max_step_tokens": 70},
         {"max_step_tokens": 16},
         {"max_batch": 2},
         {"max_sessions": 3},

@@ -24,7 +24,7 @@ from rollenv.envs.webshop import store, store_words
 from rollenv.envs.webshop.store_words import DEPARTMENTS, PALETTES, Kind
 from rollenv.tasks import canonical_json
 
-SHA256 = "9c67da2ff1de6bf70d31b181cc34f74b53c6982293d0b1a7686c971a0c34916b"
+SHA256 = "fb0127850e8e8fd7d8c025207a17cab2f7aa12e5cfa49477d93ada2b9a7af72e"
 """Of `generate()`. A change of the store changes every result made on it: change this only on purpose."""
 
 KINDS = [kind for _, kinds in DEPARTMENTS.values() for kind in kinds]
@@ -230,6 +230,8 @@ def test_attributes_cannot_be_confused(kind: Kind) -> None:
         for two in itertools.combinations([a for a in attributes if a != attribute], 2):
             assert not set(attribute.split()) <= set(f"{' '.join(two)} {kind.noun}".split()), (attribute, two)
     own = {word for attribute in attributes for word in attribute.split()} | set(kind.noun.split())
+    values = [value for option in kind.options for value in PALETTES[option]]
+    assert len(set(values)) == len(values), "a click on it could mean two options"
     for option in kind.options:
         assert not [v for v in PALETTES[option] if set(v.split()) & own], "an option value reads like an attribute"
 
