@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from typing import Any
@@ -106,6 +107,7 @@ def register() -> rollenv.EnvSpec:
 # -- small policies and engines for tests ----------------------------------------------------------------------
 
 
+@functools.cache
 def tokenizer() -> Any:
     """A byte-level tokenizer in which every word of the toy is one token."""
     from rollenv.trainers.scratch import train_tokenizer

@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,13 @@ MASK_ELEMENTS = 1 << 26
 """A group is split before its mask would have more elements than this."""
 
 
-@dataclass(frozen=True, slots=True)
+SPAN = 256
+"""Queries of one sequence are attended at most so many at a time (a quarter of it in chunks no longer than this)."""
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class Layout:
     """How tensors are padded so that a row's result does not depend on what it shares a call with.
 
@@ -56,12 +62,21 @@ class Layout:
         whole, rest = divmod(n_tokens - 1, BLOCK)
         return whole * BLOCK + next(r for r in self.remainders if r > rest)
 
+    @property
+    def ratio(self) -> int:
+        """R, the query heads that share a key/value head."""
+        return self.n_heads // self.n_kv_heads
+
+    @functools.cached_property
+    def query_lengths(self) -> Ints:
+        """`query_length` of 0 to `SPAN` tokens."""
+        return np.array([self.query_length(max(n, 1)) for n in range(SPAN + 1)])
+
     def query_length(self, n_tokens: int) -> int:
-        """Q for a chunk of `n_tokens`: the query tokens that a sequence is lined up to, in a few steps of size."""
-        ratio = self.n_heads // self.n_kv_heads
+        """Q for a span of `n_tokens`: the query tokens that a sequence is lined up to, in a few steps of size."""
         if n_tokens == 1:
-            length = -(-self.query_rows // ratio)
-            while 0 < length * ratio % 32 < self.query_rows:
+            length = -(-self.query_rows // self.ratio)
+            while 0 < length * self.ratio % 32 < self.query_rows:
                 length += 1
             return length
         step = 4 if n_tokens <= 16 else 16 if n_tokens <= 128 else 64
@@ -92,13 +107,24 @@ class _Write:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """`n` query rows of one sequence: packed rows `row`, `row` + 1, ... at positions `start`, `start` + 1, ..."""
+class _Spans:
+    """Runs of packed query rows, each of one sequence: S of them, one element per span in every array.
 
-    slot: Slot
-    row: int
-    n: int
-    start: int
+    Span i is rows `row[i]`, ... `row[i] + n[i] - 1` at positions `start[i]`, ... of slot `index[i]` of slab number
+    `slab[i]`. `part[i]` counts the spans of a sequence: the same slot comes with a part at most once.
+    """
+
+    slab: Ints
+    index: Ints
+    part: Ints
+    row: Ints
+    n: Ints
+    start: Ints
+
+    def pick(self, which: Ints) -> _Spans:
+        """Those numbered `which`."""
+        columns = (self.slab, self.index, self.part, self.row, self.n, self.start)
+        return _Spans(*(column[which] for column in columns))
 
 
 @dataclass(slots=True)
@@ -139,97 +165,89 @@ class PackedBatch:
 
     def __init__(self, chunks: Sequence[Chunk], layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
         self.layout, self.dtype, self.device = layout, dtype, device
-        chunks = sorted(chunks, key=lambda c: (id(c.slot.slab), len(c.ids), c.slot.index))
-        lengths = np.array([len(c.ids) for c in chunks], dtype=np.int64)
-        starts = np.array([c.start for c in chunks], dtype=np.int64)
-        offsets = np.cumsum(lengths) - lengths
-        self.n_tokens = int(lengths.sum())
+        self._slabs = list({id(c.slot.slab): c.slot.slab for c in chunks}.values())
+        number = {id(slab): i for i, slab in enumerate(self._slabs)}
+        columns = np.array([(number[id(c.slot.slab)], c.slot.index, len(c.ids), c.start) for c in chunks]).T
+        order = np.lexsort((columns[1], columns[2], columns[0]))
+        chunks = [chunks[i] for i in order]
+        slab, index, n, start = columns[:, order]
+        row = np.cumsum(n) - n
+        self.n_tokens = int(n.sum())
         positions = np.zeros(self._padded(self.n_tokens), dtype=np.int64)
-        positions[: self.n_tokens] = np.arange(self.n_tokens) + np.repeat(starts - offsets, lengths)
+        positions[: self.n_tokens] = np.arange(self.n_tokens) + np.repeat(start - row, n)
         ids = np.zeros_like(positions)
-        ids[: self.n_tokens] = np.fromiter((token for c in chunks for token in c.ids), np.int64, self.n_tokens)
+        ids[: self.n_tokens] = list(itertools.chain.from_iterable(c.ids for c in chunks))
         self.ids_T, self.positions_T = self._put(ids), self._put(positions)
         self.sampled = [c for c in chunks if c.sample]
-        last = [int(o + n - 1) for c, o, n in zip(chunks, offsets, lengths, strict=True) if c.sample]
-        self.logit_rows = self._put(np.array(last + [0] * (-len(last) % layout.tile), dtype=np.int64))
-        self._writes = self._plan_writes(chunks, lengths, positions)
-        self._plan = self._line_up(_spans(chunks, offsets.tolist()), len(positions))
-        self._last_plan = self._plan
-        if len(last) < self.n_tokens:
-            spans = [_Span(c.slot, i, 1, c.start + len(c.ids) - 1) for i, c in enumerate(self.sampled)]
-            self._last_plan = self._line_up(spans, len(self.logit_rows))
+        asks = np.flatnonzero([c.sample for c in chunks])
+        last = np.zeros(self._padded(len(asks)), dtype=np.int64)
+        last[: len(asks)] = (row + n - 1)[asks]
+        self.logit_rows = self._put(last)
+        self._writes = self._plan_writes(np.repeat(slab, n), np.repeat(index, n), positions[: self.n_tokens])
+        self._plan = self._last_plan = self._line_up(_cut(slab, index, row, n, start), len(positions))
+        if len(asks) < self.n_tokens:
+            one = np.ones_like(asks)
+            spans = _Spans(slab[asks], index[asks], one, np.arange(len(asks)), one, (start + n - 1)[asks])
+            self._last_plan = self._line_up(spans, len(last))
 
     def _padded(self, n: int) -> int:
         return -(-n // self.layout.tile) * self.layout.tile
 
-    def _put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _put(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-    def _plan_writes(
-        self, chunks: Sequence[Chunk], lengths: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
-    ) -> list[_Write]:
-        """One write per slab; chunks are sorted by slab, so each writes one stretch of the packed tokens."""
+    def _plan_writes(self, slab_T: Ints, index_T: Ints, position_T: Ints) -> list[_Write]:
+        """One write per slab; tokens are sorted by slab, so each writes one stretch of them."""
         heads = np.arange(self.layout.n_kv_heads)
-        index = np.repeat([c.slot.index for c in chunks], lengths)
-        writes, first = [], 0
-        for _, members in itertools.groupby(chunks, key=lambda c: id(c.slot.slab)):
-            of_slab = list(members)
-            slab = of_slab[0].slot.slab
-            tokens = slice(first, first + sum(len(c.ids) for c in of_slab))
-            target = (index[tokens, None] * self.layout.n_kv_heads + heads) * slab.capacity + positions[tokens, None]
-            writes.append(_Write(slab, tokens, self._put(target.reshape(-1))))
-            first = tokens.stop
+        bounds = np.searchsorted(slab_T, np.arange(len(self._slabs) + 1)).tolist()
+        writes = []
+        for slab, (first, end) in zip(self._slabs, itertools.pairwise(bounds), strict=True):
+            row = index_T[first:end, None] * self.layout.n_kv_heads + heads
+            target = row * slab.capacity + position_T[first:end, None]
+            writes.append(_Write(slab, slice(first, end), self._put(target.reshape(-1))))
         return writes
 
-    def _line_up(self, spans: Sequence[_Span], n_rows: int) -> _Plan:
-        """Groups spans of the same slab and similar length; no slot is twice in a group."""
-        members: dict[tuple[int, int, int], list[_Span]] = {}
-        seen: dict[tuple[int, int, int], int] = {}
-        for span in spans:
-            key = (id(span.slot.slab), self.layout.query_length(span.n))
-            turn = seen[*key, span.slot.index] = seen.get((*key, span.slot.index), -1) + 1
-            members.setdefault((*key, turn), []).append(span)
+    def _line_up(self, spans: _Spans, n_rows: int) -> _Plan:
+        """Groups spans of the same slab, part and query length: no slot is twice in a group."""
         inverse = np.zeros(n_rows, dtype=np.int64)
         groups: list[_Group] = []
         base = 0
-        for (_, query_length, _), group in members.items():
-            key_length = self.layout.key_length(max(s.start + s.n for s in group))
-            query_rows = query_length * self.layout.n_heads // self.layout.n_kv_heads
-            per_call = max(1, MASK_ELEMENTS // (query_rows * key_length))
-            for first in range(0, len(group), per_call):
-                made = self._group(group[first : first + per_call], query_length, key_length, inverse, base)
-                groups.append(made)
-                base += made.n * query_length
+        query_length = self.layout.query_lengths[spans.n]
+        keys = (spans.slab * (1 << 20) + spans.part) * (1 << 20) + query_length
+        for key in np.unique(keys):
+            members = np.flatnonzero(keys == key)
+            q_length = int(query_length[members[0]])
+            key_length = self.layout.key_length(int((spans.start + spans.n)[members].max()))
+            per_call = max(1, MASK_ELEMENTS // (q_length * self.layout.ratio * key_length))
+            for first in range(0, len(members), per_call):
+                group = self._group(spans.pick(members[first : first + per_call]), q_length, key_length, inverse, base)
+                groups.append(group)
+                base += group.n * q_length
         return _Plan(groups, self._put(inverse))
 
-    def _group(
-        self, spans: Sequence[_Span], query_length: int, key_length: int, inverse: npt.NDArray[np.int64], base: int
-    ) -> _Group:
+    def _group(self, spans: _Spans, query_length: int, key_length: int, inverse: Ints, base: int) -> _Group:
         """Lines spans up and notes in `inverse` where their rows will be, the group's first being `base`.
 
         A dense range of slots is attended as a view, with the slots between computed in vain.
         """
-        index, row, n, start = np.array([(s.slot.index, s.row, s.n, s.start) for s in spans], dtype=np.int64).T
-        low, high = int(index.min()), int(index.max()) + 1
+        low, high = int(spans.index.min()), int(spans.index.max()) + 1
         rows: slice | torch.Tensor
-        if high - low <= 1.5 * len(spans) + 1:
-            rows, n_lines, line = slice(low, high), high - low, index - low
+        if high - low <= 1.5 * len(spans.index) + 1:
+            rows, n_lines, line = slice(low, high), high - low, spans.index - low
         else:
-            rows, n_lines, line = self._put(index), len(spans), np.arange(len(spans))
+            rows, n_lines, line = self._put(spans.index), len(spans.index), np.arange(len(spans.index))
         token = np.arange(query_length)[None]
-        real = token < n[:, None]
-        token = np.minimum(token, n[:, None] - 1)
+        real = token < spans.n[:, None]
+        token = np.minimum(token, spans.n[:, None] - 1)
         queries = np.zeros((n_lines, query_length), dtype=np.int64)
-        queries[line] = row[:, None] + token
+        queries[line] = spans.row[:, None] + token
         inverse[queries[line][real]] = (base + line[:, None] * query_length + token)[real]
         limit = np.zeros_like(queries)
-        limit[line] = start[:, None] + token
-        if (n == 1).all():
-            limit = limit[:, :1]
-        else:
-            limit = np.repeat(limit, self.layout.n_heads // self.layout.n_kv_heads, axis=1)
+        limit[line] = spans.start[:, None] + token
+        limit = limit[:, :1] if spans.n.max() == 1 else np.repeat(limit, self.layout.ratio, axis=1)
         mask = _mask(self._put(limit.reshape(-1)), key_length, self.dtype).view(n_lines, 1, -1, key_length)
-        return _Group(spans[0].slot.slab, rows, n_lines, key_length, self._put(queries.reshape(-1)), mask)
+        slab = self._slabs[int(spans.slab[0])]
+        return _Group(slab, rows, n_lines, key_length, self._put(queries.reshape(-1)), mask)
 
     def store(self, layer: int, key_TGD: torch.Tensor, value_TGD: torch.Tensor) -> None:
         """Writes this step's keys and values into the cache."""
@@ -249,12 +267,12 @@ class PackedBatch:
         outputs = []
         for group in plan.groups:
             n, length = group.n, group.length
-            lined = query_THD.index_select(0, group.queries_NQ).view(n, -1, kv_heads, heads // kv_heads, dim)
+            lined = query_THD.index_select(0, group.queries_NQ).view(n, -1, kv_heads, self.layout.ratio, dim)
             q = lined.transpose(1, 2).reshape(n, kv_heads, -1, dim)
             keys = group.slab.keys[layer, group.rows, :, :length]
             values = group.slab.values[layer, group.rows, :, :length]
             out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=scale)
-            out = out.view(n, kv_heads, -1, heads // kv_heads, dim).transpose(1, 2)
+            out = out.view(n, kv_heads, -1, self.layout.ratio, dim).transpose(1, 2)
             outputs.append(out.reshape(-1, heads, dim))
         if not outputs:
             return query_THD.new_empty(0, heads, dim)
@@ -262,15 +280,15 @@ class PackedBatch:
         return gathered.index_select(0, plan.inverse_T)
 
 
-def _spans(chunks: Sequence[Chunk], offsets: Sequence[int]) -> list[_Span]:
+def _cut(slab: Ints, index: Ints, row: Ints, n: Ints, start: Ints) -> _Spans:
     """Cuts chunks into spans, so that early queries of a long prompt need not be lined up against late keys."""
-    spans = []
-    for chunk, offset in zip(chunks, offsets, strict=True):
-        step = 64 if len(chunk.ids) <= 256 else 256
-        for first in range(0, len(chunk.ids), step):
-            n = min(step, len(chunk.ids) - first)
-            spans.append(_Span(chunk.slot, offset + first, n, chunk.start + first))
-    return spans
+    step = np.where(n <= SPAN, SPAN // 4, SPAN)
+    parts = -(-n // step)
+    part = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+    chunk = np.repeat(np.arange(len(n)), parts)
+    first = part * step[chunk]
+    length = np.minimum(step[chunk], n[chunk] - first)
+    return _Spans(slab[chunk], index[chunk], part, row[chunk] + first, length, start[chunk] + first)
 
 
 def _mask(limits: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:

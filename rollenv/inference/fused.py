@@ -128,7 +128,7 @@ class FusedRunner:
         queries = rotated[:, :n_heads]
         if last:
             queries = queries.index_select(0, batch.logit_rows)
-        return batch.attend(index, queries, layer.scale, last).view(len(queries), -1)
+        return batch.attend(index, queries, layer.scale, last).flatten(1)
 
 
 def fused_runner(model: Any, max_length: int) -> FusedRunner | None:

@@ -24,7 +24,7 @@ JSON = st.recursive(
 def test_a_streamed_array_is_the_array(
     tmp_path_factory: pytest.TempPathFactory, value: list[Any], chunk: int, indent: int | None, ascii_only: bool
 ) -> None:
-    path = tmp_path_factory.mktemp("json") / "a.json"
+    path = tmp_path_factory.getbasetemp() / "streamed.json"
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     path.write_bytes(text.encode("utf-8", "replace"))
     with pytest.MonkeyPatch.context() as patch:
@@ -36,7 +36,7 @@ def test_a_streamed_array_is_the_array(
 def test_a_streamed_object_is_the_object(
     tmp_path_factory: pytest.TempPathFactory, value: dict[str, Any], chunk: int
 ) -> None:
-    path = tmp_path_factory.mktemp("json") / "o.json.gz"
+    path = tmp_path_factory.getbasetemp() / "streamed.json.gz"
     path.write_bytes(gzip.compress(json.dumps(value).encode()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "CHUNK", chunk)

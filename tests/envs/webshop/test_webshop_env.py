@@ -93,7 +93,7 @@ def test_keywords_in_the_address_lead_astray_as_in_the_original(env: WebShopEnv)
     env.step("click[b000000001]")
     observation, _, _, _, info = env.step("click[< prev]")
     assert info["url"].endswith("/search_results/0/hat+search_results/0")
-    assert "Page 0 (Total results: 1)" in observation
+    assert "Page 0 (Total results: 3)" in observation
 
 
 def test_pages_of_hits_have_no_end(env: WebShopEnv) -> None:
@@ -101,7 +101,7 @@ def test_pages_of_hits_have_no_end(env: WebShopEnv) -> None:
     env.step("search[hat]")
     for _ in range(3):
         observation, *_, info = env.step("click[next >]")
-    assert "Page 4 (Total results: 1)" in observation
+    assert "Page 4 (Total results: 3)" in observation
     assert info["available_actions"]["clickables"] == ["back to search", "< prev", "next >"]
 
 
@@ -231,7 +231,7 @@ def test_it_renders_as_text(shop: Path) -> None:
 
 def test_importing_the_package_is_light() -> None:
     script = (
-        "import sys, rollenv.envs.webshop as w; w.register; print('rapidfuzz' in sys.modules, 'rich' in sys.modules)"
+        "import sys, rollenv.envs.webshop as w; w.register(); print({'rapidfuzz', 'rich.console'} & {*sys.modules})"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False", "False"]
+    assert found.stdout.strip() == "set()"

@@ -1,0 +1,64 @@
+# Two commands that need nothing but this file: `make train` and `make test`.
+# Each sets up what is missing (Debian packages too, when root), once, and then does its job.
+#   make train ARGS="--steps 50 optim.lr=1e-4"      make test ARGS="-k webshop -x"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+
+# Idle OpenMP threads would spin, which slows training on a small or shared machine.
+export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 0
+
+.PHONY: help train test bench clean
+
+help:
+	@echo "make train   set up, then: rollenv train --env webshop   (ARGS=... is passed on)"
+	@echo "make test    set up, then: tests, ruff, mypy             (ARGS=... goes to pytest)"
+	@echo "make bench   set up, then: every script of benchmarks/"
+	@echo "make clean   remove the environment, caches and build files (never runs/)"
+
+train: $(VENV)/.train
+	$(BIN)/rollenv train --env webshop $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+bench: $(VENV)/.bench
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+# What an extra needs, installed once per change of pyproject.toml.
+$(VENV)/.%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[$*]'
+	touch $@
+
+# A Python of at least 3.11 with venv; Debian's own is installed when there is none and we may.
+$(BIN)/python:
+	@find_python() { \
+	  for name in python3.13 python3.12 python3.11 python3; do \
+	    if command -v $$name >/dev/null && \
+	      $$name -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	    then echo $$name; return; fi; \
+	  done; return 1; \
+	}; \
+	if ! find_python >/dev/null; then \
+	  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	    echo "error: needs Python 3.11 or newer with venv: sudo apt-get install python3 python3-venv" >&2; exit 2; \
+	  fi; \
+	  apt-get update -qq; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3 python3-venv ca-certificates; \
+	fi; \
+	if ! python=$$(find_python); then echo "error: this system's Python is older than 3.11" >&2; exit 2; fi; \
+	"$$python" -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
