@@ -50,7 +50,8 @@ def main() -> None:
     for line in figures:
         print(
             f"seed {line['seed']}: success {line['before']:.1%} -> {line['after']:.1%}, "
-            f"score {line['reward_before']:.3f} -> {line['reward_after']:.3f}, {line['steps']:.0f} steps, {line['episodes']:.0f} episodes, "
+            f"score {line['reward_before']:.3f} -> {line['reward_after']:.3f}, "
+            f"{line['steps']:.0f} steps, {line['episodes']:.0f} episodes, "
             f"{line['minutes']:.1f} minutes"
         )
     if args.json:

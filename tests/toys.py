@@ -40,7 +40,7 @@ class Colours(rollenv.TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
-        task = (options or {}).get("task")
+        task = self.check_options(options).get("task")
         if task is None:
             train = self._tasks.ids("train")
             task = train[int(self.np_random.integers(len(train)))]

@@ -46,7 +46,11 @@ def register() -> None:
         max_turns=15,
         description="Find and buy the product that an instruction asks for (generated store, or WebShop's data).",
         train_config="rollenv.envs.webshop:train.toml",
-        agents={"oracle": "rollenv.agents.webshop_oracle:WebShopOracle"},
+        imitate_config="rollenv.envs.webshop:imitate.toml",
+        agents={
+            "llm": "rollenv.agents.webshop:WebShopAgent",
+            "oracle": "rollenv.agents.webshop_oracle:WebShopOracle",
+        },
     )
 
 

@@ -153,12 +153,13 @@ class WebShopEnv(TextEnv):
             RollenvError: there is no such task, or `options` has other keys.
         """
         super().reset(seed=seed)
-        unknown = [key for key in options or {} if key != "task"]
+        options = self.check_options(options)
+        unknown = [key for key in options if key != "task"]
         if unknown:
             raise RollenvError(
                 f"webshop: reset takes the option 'task', not '{unknown[0]}'{did_you_mean(str(unknown[0]), ['task'])}"
             )
-        task = (options or {}).get("task")
+        task = options.get("task")
         self._goal = self._goals.draw(self.np_random) if task is None else self._goals.index_of(task)
         self._over = False
         self._open_search()

@@ -1,0 +1,132 @@
+"""Files that are either the old ones or the new ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollenv.errors import RollenvError
+from rollenv.files import new_folder, write_atomically
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def no_space(*args: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_writes_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file.txt"
+    write_atomically(path, ["one\n", "é\n"])
+    assert path.read_text(encoding="utf-8") == "one\né\n"
+    write_atomically(path, ["two"])
+    assert path.read_text() == "two"
+    assert names(path.parent) == ["file.txt"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "file.txt"
+    write_atomically(path, ["old"])
+    monkeypatch.setattr(os, call, no_space)
+    with pytest.raises(RollenvError, match=r"cannot write '.*file\.txt': No space left on device; nothing"):
+        write_atomically(path, ["new"])
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_parts_that_fail_leave_neither_a_half_nor_litter(tmp_path: Path, error: type[BaseException]) -> None:
+    def parts() -> Iterator[str]:
+        yield "half"
+        raise error
+
+    path = tmp_path / "file.txt"
+    write_atomically(path, ["old"])
+    with pytest.raises(error):
+        write_atomically(path, parts())
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file.txt"]
+
+
+def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RollenvError, match="cannot write"):
+        write_atomically(tmp_path / "file" / "inside.txt", ["x"])
+
+
+def fill(path: Path, content: str) -> None:
+    with new_folder(path) as folder:
+        assert folder.parent == path.parent
+        (folder / "sub").mkdir()
+        (folder / "sub" / "a").write_text(content)
+
+
+def test_a_new_folder_appears_whole_and_replaces_the_old(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder"
+    fill(path, "one")
+    (path / "only in the old one").write_text("")
+    fill(path, "two")
+    assert (path / "sub" / "a").read_text() == "two"
+    assert names(path) == ["sub"]
+    assert names(path.parent) == ["folder"]
+    assert path.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_block_that_fails_leaves_the_old_folder_and_no_litter(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "folder"
+    fill(path, "old")
+    with pytest.raises(error), new_folder(path) as folder:
+        (folder / "half").write_text("")
+        assert not (path / "half").exists()
+        raise error
+    assert (path / "sub" / "a").read_text() == "old"
+    assert names(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_move_that_fails_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """The old one has to step aside first: when the new one then cannot come in, it steps back."""
+    path = tmp_path / "folder"
+    fill(path, "old")
+    moves: list[object] = []
+    real = os.replace
+
+    def replace(a: object, b: object) -> None:
+        moves.append(a)
+        if len(moves) == nth:
+            no_space()
+        real(a, b)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="No space left"):
+        fill(path, "new")
+    assert (path / "sub" / "a").read_text() == "old"
+    assert names(tmp_path) == ["folder"]
+
+
+def test_at_no_moment_is_there_half_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever a name is moved or removed, what stands at the path is whole or not there, and a whole one exists."""
+    path = tmp_path / "folder"
+    fill(path, "old")
+    states: list[str | None] = []
+    real_replace, real_rmtree = os.replace, shutil.rmtree
+
+    def look() -> None:
+        states.append((path / "sub" / "a").read_text() if path.exists() else None)
+        assert any((p / "sub" / "a").exists() for p in tmp_path.iterdir())
+
+    monkeypatch.setattr(os, "replace", lambda a, b: (look(), real_replace(a, b), look()))
+    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: (look(), real_rmtree(*a, **k), look()))
+    fill(path, "new")
+    assert states == ["old", None, None, "new", "new", "new"]
