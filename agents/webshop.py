@@ -23,13 +23,15 @@ SYSTEM = {
     "numbered": (
         "You shop in a web store. Buy the product that fulfils the instruction: right kind, all attributes, all "
         "options chosen, price below the bound. What can be clicked has its number after it in brackets. Answer "
-        "with one action alone on the last line: search[words] where there is a search bar, or click[number], "
-        "or click[label]."
+        "with one action alone on the last line: 'search words' where there is a search bar, or 'click [number]', "
+        "or 'click label'."
     ),
 }
 
 _SEPARATOR = " [SEP] "
 _ACTION = re.compile(r"(search|click)\[(.*)\]", re.IGNORECASE | re.DOTALL)
+_WORDS = re.compile(r"(search|click)\s+(.*)", re.IGNORECASE | re.DOTALL)
+_NUMBER = re.compile(r"\[?(\d{1,4})\]?")
 _SAME_PAGE = "Same page."
 _IMPOSSIBLE = "That is not possible."
 
@@ -39,7 +41,8 @@ class WebShopAgent:
 
     Args:
         action_format: `text` (`click[b09xyz]`) or `numbered` (each clickable has a number after its label; products
-            are shown as `title $price [3]`, and chosen by number or by an unambiguous label).
+            are shown as `title $price [3]`, and chosen by number, `click [3]`, or by an unambiguous label,
+            `click navy blue`; `search[...]` and `click[...]` are understood too).
         system: the system prompt; None takes the one of the format, `""` means none.
         history: `"full"` or the number of turns the model sees. With the full history a page that has not changed
             is not shown again.
@@ -119,25 +122,38 @@ class WebShopAgent:
 
     def action(self, text: str, step: Step) -> str:
         written = last_action(text)
-        match = _ACTION.fullmatch(written)
-        if match is None or match[1].lower() != "click" or self.action_format == "text":
+        if self.action_format == "text":
             return written
-        target = match[2].strip().lower()
+        match = _ACTION.fullmatch(written) or _WORDS.fullmatch(written)
+        if match is None:
+            return written
+        target = match[2].strip()
+        if match[1].lower() == "search":
+            return f"search[{target}]"
+        return f"click[{self._clicked(target.lower(), step)}]"
+
+    @staticmethod
+    def _clicked(target: str, step: Step) -> str:
+        """What a label or a number means; a label that is itself a number wins, and no meaning is the word itself."""
         clickables = step.data["clickables"]
-        exact = [click for click, label in clickables if target in (click, label.lower())]
-        if len(set(exact)) == 1:
-            return f"click[{exact[0]}]"
-        if target.isascii() and target.isdigit() and 1 <= int(target) <= len(clickables):
-            return f"click[{clickables[int(target) - 1][0]}]"
-        return written
+        labelled = {click for click, label in clickables if target in (click, label.lower())}
+        if len(labelled) == 1:
+            return str(labelled.pop())
+        number = _NUMBER.fullmatch(target)
+        if number is not None and 1 <= int(number[1]) <= len(clickables):
+            return str(clickables[int(number[1]) - 1][0])
+        return target
 
     def text(self, action: str, step: Step) -> str:
         match = _ACTION.fullmatch(action)
-        if match is None or match[1].lower() != "click" or self.action_format == "text":
+        if match is None or self.action_format == "text":
             return action
+        # Words that follow a space are the same tokens as in the page and the instruction: a small model copies them.
+        if match[1].lower() == "search":
+            return f"search {match[2]}"
         for number, (click, label) in enumerate(step.data["clickables"], start=1):
             if click == match[2].lower():
-                return f"click[{number}]" if label.lower() != click else f"click[{click}]"
+                return f"click [{number}]" if label.lower() != click else f"click {click}"
         return action
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import random
@@ -149,3 +150,20 @@ def demonstrations(chat: Any, n: int, noise: float, seed: int = 0) -> list[Any]:
         return [t for group in groups for t in group.trajectories]
 
     return [Demonstration(s.ids, s.mask) for t in asyncio.run(run()) for s in t.segments()]
+
+
+@functools.cache
+def _warm() -> Any:
+    from rollenv.trainers.imitate import ImitateSettings, imitate
+
+    learner = policy()
+    settings = ImitateSettings(epochs=20, lr=1e-2, warmup=3, observation_weight=0.0)
+    imitate(learner, demonstrations(learner.chat, 160, noise=0.4), settings)
+    return learner
+
+
+def warm_policy() -> Any:
+    """A policy that is right a little more than half of the time, so that groups have signal (a second to make)."""
+    from rollenv.trainers.policy import Policy
+
+    return Policy.of(copy.deepcopy(_warm().model), tokenizer())

@@ -30,11 +30,16 @@ app.command()(envs)
 app.command()(doctor)
 
 
-@app.callback()
-def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         print(rollenv.__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise RollenvError("say what to do: 'rollenv --help' lists it")
 
 
 def run(args: list[str]) -> int:

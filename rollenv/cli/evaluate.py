@@ -97,7 +97,7 @@ def _planned(
 ) -> _Plan:
     from rollenv.agents import make_agent
     from rollenv.agents.base import ChatAgent
-    from rollenv.config import TrainConfig, load_config, parse_override
+    from rollenv.config import AgentConfig, TrainConfig, load_config, parse_override
     from rollenv.registration import spec
 
     words = [*as_words(options), *settings]
@@ -110,7 +110,8 @@ def _planned(
         arguments = config.agent.arguments
     else:  # the environment's own settings are those of another agent
         given = (parse_override(word) for word in settings)
-        arguments = {key.removeprefix("agent."): value for key, value in given if key.startswith("agent.")}
+        own = {key.removeprefix("agent."): value for key, value in given if key.startswith("agent.")}
+        arguments = AgentConfig(**own).arguments
     if not isinstance(make_agent(env_spec, name, arguments), ChatAgent):
         if model is not None:
             raise RollenvError(f"agent '{name}' is a program: leave out --model, or say --agent llm")

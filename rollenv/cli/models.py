@@ -63,9 +63,7 @@ def model_folder(name: str) -> str:
     for folder in (path, path / "model", *(checkpoint / "model" for checkpoint in newest)):
         if (folder / "config.json").is_file():
             return str(folder.resolve())
-    raise RollenvError(
-        f"model '{name}' is not a model folder: it holds no config.json, no 'model/' and no checkpoints"
-    )
+    raise RollenvError(f"model '{name}' is not a model folder: it holds no config.json, no 'model/' and no checkpoints")
 
 
 def from_scratch(config: TrainConfig, env_spec: EnvSpec, folder: Path) -> Path:

@@ -60,7 +60,8 @@ def load_config(
 
 
 def parse_override(word: str) -> tuple[str, Any]:
-    """`"optim.lr=1e-4"` -> `("optim.lr", 0.0001)`. Values are TOML; what is not TOML is text.
+    """`"optim.lr=1e-4"` -> `("optim.lr", 0.0001)`. Values are TOML; what is not TOML is text. `none` stays
+    text until the section that it is for is read (see `Section`).
 
     Raises:
         RollenvError: there is no `=`.
@@ -71,24 +72,17 @@ def parse_override(word: str) -> tuple[str, Any]:
     try:
         return key, tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
-        return key, None if text in ("none", "None", "null") else text
+        return key, "none" if text in ("None", "null") else text
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The content of a TOML file, where the text "none" means none. Raises RollenvError when it is missing or torn."""
+    """The content of a TOML file. Raises RollenvError when it is missing or not TOML."""
     try:
-        return {key: _with_none(value) for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items()}
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise RollenvError(f"cannot read configuration '{file}': {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RollenvError(f"configuration '{file}' is not TOML: {error}") from error
-
-
-def _with_none(value: Any) -> Any:
-    """TOML has no null: "none" stands for it, as it does in `key=none`."""
-    if isinstance(value, dict):
-        return {key: _with_none(item) for key, item in value.items()}
-    return None if value == "none" else value
 
 
 def shipped_config(env_spec: EnvSpec, model: type[TrainConfig | ImitateConfig]) -> dict[str, Any]:

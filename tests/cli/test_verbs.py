@@ -67,10 +67,14 @@ def test_a_dry_run_reads_back_to_the_same(verb: str, tmp_path: Path, capsys: pyt
 
 
 def test_none_overrides_what_the_environment_ships(tmp_path: Path) -> None:
-    config = load_config(TrainConfig, "webshop", None, ["agent.system=none", "rollout.max_turns=none", "optim.lr=1e-7"])
+    config = load_config(
+        TrainConfig, "webshop", None, ["agent.system=none", "rollout.max_turns=none", "algo.correction=none"]
+    )
     (tmp_path / "a.toml").write_text(dump_toml(config))
     assert load_config(TrainConfig, None, tmp_path / "a.toml") == config
     assert config.agent.arguments["system"] is None
+    assert config.rollout.max_turns is None
+    assert config.algo.correction == "none"
 
 
 def test_options_come_before_words_and_files_before_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,6 @@ from rollenv.rollout.play import ModelPlay  # noqa: E402
 from rollenv.rollout.scheduler import Scheduler  # noqa: E402
 from rollenv.seeding import TaskOrder, derive_seed  # noqa: E402
 from rollenv.trainers.grpo import GRPOTrainer  # noqa: E402
-from rollenv.trainers.imitate import ImitateSettings, imitate  # noqa: E402
-from rollenv.trainers.policy import Policy  # noqa: E402
 
 STEPS, GROUPS, SIZE, SEED = 5, 4, 4, 21
 
@@ -37,14 +35,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def warm() -> Policy:
-    """A policy that has begun to learn, so that groups have signal. The same bits each time."""
-    policy = toys.policy()
-    settings = ImitateSettings(epochs=1, lr=1e-2, warmup=2, observation_weight=0.0)
-    imitate(policy, toys.demonstrations(policy.chat, 160, noise=0.6), settings)
-    return policy
-
-
 class Threaded(toys.Colours):
     """Lives on a thread of its own: its answers come in any order."""
 
@@ -55,7 +45,7 @@ class Run:
     """A policy, its trainer and its engine. `record` keeps everything that must be equal."""
 
     def __init__(self, env: type[toys.Colours], **engine: Any) -> None:
-        self.policy = warm()
+        self.policy = toys.warm_policy()
         self.trainer = GRPOTrainer(
             self.policy,
             AlgoConfig.model_validate({"clip_high": 0.28}),

@@ -1,0 +1,201 @@
+"""Whole runs from the command line: imitation, training, Ctrl-C, resume, and the README's own example."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toys
+
+from rollenv.cli import main
+from rollenv.trainers.scratch import ScratchShape, new_model, train_tokenizer
+
+IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
+ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+SMALL = ["rollout.groups=2", "rollout.group_size=4", "eval.episodes=4", "sampling.max_tokens=8", "threads=1"]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows nothing, made from nothing."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = train_tokenizer([f"say {colour} Actions: again" for colour in toys.COLOURS], 300)
+    shape = ScratchShape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=32, context=512)
+    new_model(shape, tokenizer, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """A run's figures without wall-clock time."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if "second" not in k} for line in lines]
+
+
+def train_command(tiny: Path, out: Path, *words: str) -> list[str]:
+    return ["train", *IMPORT, "--env", "colours", "--model", str(tiny), "--out", str(out), *SMALL, *words]
+
+
+def interrupted(command: list[str], when: str) -> str:
+    """Runs until a line begins with `when`, then sends Ctrl-C; returns what was printed."""
+    with subprocess.Popen([*ROLLENV, *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith(when):
+                process.send_signal(signal.SIGINT)
+        assert process.wait() == 130, said
+    return said
+
+
+def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(
+    tiny: Path, tmp_path: Path, temp_registry: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--steps", "5", "optim.lr=1e-3", "eval.every=2", "checkpoint.every=3"]
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    said = interrupted(train_command(tiny, cut, *words), "step    2/5")
+    assert re.search(r"interrupted at step 2; continue with: rollenv train --import \S+ --resume", said)
+    again = said.splitlines()[-1].partition("rollenv ")[2].split()
+    assert [line["step"] for line in metrics(cut)] == [0, 1]  # the panel of step 2 was under way, or is to come
+    assert main(again) == 0
+    assert main(train_command(tiny, whole, *words)) == 0
+    assert "-> " in capsys.readouterr().out
+    assert metrics(cut) == metrics(whole)
+    assert [line["step"] for line in metrics(whole)] == list(range(6))
+    for file in ("model/model.safetensors",):
+        assert (cut / "checkpoints/step-000005" / file).read_bytes() == (
+            whole / "checkpoints/step-000005" / file
+        ).read_bytes()
+
+
+def test_a_run_folder(
+    tiny: Path,
+    tmp_path: Path,
+    temp_registry: object,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    assert main(train_command(tiny, run, "--steps", "2", "checkpoint.every=1")) == 0
+    assert {path.name for path in run.iterdir()} == {"metrics.jsonl", "checkpoints", "config.toml", "tensorboard"}
+    assert all({"step", "success", "reward", "seconds"} <= set(json.loads(x)) for x in open(run / "metrics.jsonl"))
+    capsys.readouterr()
+
+    # What it was told can be told again.
+    assert main(["train", *IMPORT, "--config", str(run / "config.toml"), "--dry-run"]) == 0
+    assert capsys.readouterr().out == (run / "config.toml").read_text()
+
+    # It keeps its settings when it goes on, but may go on for longer.
+    assert main(["train", *IMPORT, "--resume", str(run), "optim.lr=1"]) == 2
+    assert "has optim.lr=1e-06, not 1" in capsys.readouterr().err
+    assert main(["train", *IMPORT, "--resume", str(run), "--steps", "1"]) == 2
+    assert "is at step 2 already" in capsys.readouterr().err
+    assert main(["train", *IMPORT, "--resume", str(run), "--env", "webshop"]) == 2
+    assert "has env=Colours-v0, not WebShop-v1" in capsys.readouterr().err
+
+    # A torn checkpoint is passed over; a moved folder goes on where it is.
+    moved = shutil.move(run, tmp_path / "moved")
+    (tmp_path / "moved/checkpoints/step-000002/trainer.pt").write_bytes(b"torn")
+    assert main(["train", *IMPORT, "--out", str(moved), "--resume", "steps=3"]) == 0
+    said = capsys.readouterr()
+    assert "passed over" in said.err
+    assert "continuing from step 1" in said.out
+    assert [line["step"] for line in metrics(tmp_path / "moved")] == [0, 1, 2, 3]
+
+    # A run's folder stands for its newest model.
+    assert main(["eval", *IMPORT, "--env", "colours", "--model", "moved", "-n", "4", "threads=1"]) == 0
+    assert "step-000003/model: 4 episodes" in capsys.readouterr().out
+
+
+def test_scratch_imitates_first(
+    tmp_path: Path, temp_registry: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rollenv.config import ImitateConfig
+
+    shipped = tmp_path / "shipped.py"
+    shipped.write_text("")
+    (tmp_path / "imitate.toml").write_text(
+        "episodes = 20\nepochs = 1\n[shape]\nhidden = 16\nlayers = 1\nheads = 2\nkv_heads = 1\nmlp = 32\n"
+        "vocabulary = 300\ncontext = 512\n[eval]\nepisodes = 4\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    toys.rollenv.register(
+        "Colours-v0",
+        toys.Colours,
+        max_turns=4,
+        agents={"oracle": "toys:ColourOracle"},
+        imitate_config="shipped:imitate.toml",
+    )
+    run = tmp_path / "run"
+    command = ["train", "--env", "colours", "--model", "scratch", "--out", str(run), "--steps", "1", *SMALL]
+    assert main(command) == 0
+    assert (run / "scratch" / "model" / "config.json").is_file()
+    assert json.loads((run / "scratch" / "summary.json").read_text())["episodes"] == 20
+    assert metrics(run)[-1]["step"] == 1
+    # Made once: another start in the same place takes it as it is.
+    made = (run / "scratch" / "summary.json").stat().st_mtime_ns
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    assert main(command) == 0
+    assert (run / "scratch" / "summary.json").stat().st_mtime_ns == made
+    assert ImitateConfig.model_fields
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language in a Markdown text."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def documented(root: Path, document: str, name: str) -> str:
+    """The Python block of a document that begins with the comment `# name`."""
+    blocks = code_blocks((root / document).read_text(), "python")
+    return next(block for block in blocks if block.startswith(f"# {name}"))
+
+
+def test_the_environment_of_the_readme_is_trained(root: Path, tmp_path: Path) -> None:
+    """Its file and its commands as they stand there, with fewer episodes and steps."""
+    readme = (root / "README.md").read_text()
+    (tmp_path / "corridor.py").write_text(documented(root, "README.md", "corridor.py"))
+    commands = [
+        line.split("#")[0].split()[1:]
+        for block in code_blocks(readme, "bash")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith("rollenv") and "corridor.py" in line
+    ]
+    assert [command[0] for command in commands] == ["imitate", "train", "play"]
+    fewer = {"imitate": ["-n", "30", "shape.hidden=16", "shape.layers=1", "epochs=1", "threads=1"]}
+    fewer["train"] = ["--steps", "1", "rollout.groups=2", "rollout.group_size=2", "threads=1"]
+    for command in commands:
+        done = subprocess.run(
+            [*ROLLENV, *command, *fewer.get(command[0], [])],
+            cwd=tmp_path,
+            input="2\n" * 5,
+            capture_output=True,
+            text=True,
+            env=None,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "solved after" in done.stdout
+    assert metrics(tmp_path / "runs" / "corridor")[-1]["step"] == 1
+
+
+def test_the_environment_of_the_how_to_passes_check_env(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temp_registry: object
+) -> None:
+    import rollenv
+
+    (tmp_path / "documented_corridor.py").write_text(documented(root, "docs/how-to-environment.md", "corridor.py"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__("documented_corridor")
+    env = rollenv.make("corridor")
+    rollenv.check_env(env)
+    env.close()

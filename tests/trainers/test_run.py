@@ -1,0 +1,360 @@
+"""A whole run on the toy: it learns, and an interrupted run equals an uninterrupted one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import toys  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+from rollenv.config import TrainConfig  # noqa: E402
+from rollenv.errors import RollenvError  # noqa: E402
+from rollenv.trainers import checkpoint  # noqa: E402
+from rollenv.trainers.metrics import MetricsWriter, read_metrics  # noqa: E402
+from rollenv.trainers.run import Interrupted, TrainRun  # noqa: E402
+
+Listener = Callable[[str, dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warm-started policy on disk: right about half of the time."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("warm") / "model"
+    toys.warm_policy().save(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def colours(temp_registry: Any) -> Iterator[None]:
+    before = torch.get_num_threads()
+    toys.register()
+    yield
+    torch.set_num_threads(before)
+
+
+def config(out: Path, **settings: Any) -> TrainConfig:
+    data: dict[str, Any] = {
+        "env": "Colours-v0",
+        "out": str(out),
+        "device": "cpu",
+        "threads": 1,
+        "steps": 4,
+        "agent": {"name": "llm", "system": "", "list_actions": False},
+        "sampling": {"max_tokens": 5},
+        "rollout": {"groups": 4, "group_size": 4, "concurrency": 8, "kv_mib": 64},
+        "optim": {"lr": 3e-3, "microbatch_tokens": 512},
+        "eval": {"every": 2, "episodes": 6, "temperature": 1.0},
+        "checkpoint": {"every": 2, "keep": 2},
+    }
+    for section, values in settings.items():
+        data[section] = (data.get(section, {}) | values) if isinstance(values, dict) else values
+    return TrainConfig.model_validate(data)
+
+
+def train(c: TrainConfig, model: Path, resume: Any = None, on: Listener = lambda kind, figures: None) -> TrainRun:
+    async def main() -> TrainRun:
+        run = TrainRun(c, model, resume, on)
+        await run.train()
+        return run
+
+    return asyncio.run(main())
+
+
+CLOCKS = {"seconds", "tokens_per_second", "rollout_seconds", "train_seconds", "eval_seconds"}
+
+
+def figures(folder: Path) -> list[dict[str, Any]]:
+    """What metrics.jsonl says, apart from clocks."""
+    return [{k: v for k, v in line.items() if k not in CLOCKS} for line in read_metrics(folder)]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    last = checkpoint.newest(folder)
+    assert last is not None
+    return load_file(last.model / "model.safetensors")
+
+
+def assert_equal_runs(a: Path, b: Path) -> None:
+    assert figures(a) == figures(b)
+    ours, theirs = weights(a), weights(b)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_policy_improves_on_the_toy(model: Path, tmp_path: Path) -> None:
+    """From about half to nearly always, in twenty steps, by reward alone."""
+    c = config(
+        tmp_path,
+        steps=20,
+        rollout={"groups": 8, "group_size": 8, "concurrency": 64},
+        eval={"every": 0, "episodes": 32},
+        checkpoint={"every": 0},
+    )
+    train(c, model)
+    lines = figures(tmp_path)
+    assert [line["step"] for line in lines] == list(range(21))
+    assert lines[0]["eval_success"] < 0.7
+    assert lines[-1]["eval_success"] > 0.9
+    assert lines[-1]["success"] > lines[1]["success"] + 0.2
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "refill": {"rollout": {"filter": "refill", "max_refills": 3, "group_size": 2}},
+    "kl, minibatches, schedule": {
+        "algo": {"kl_coef": 0.05},
+        "optim": {"minibatches": 2, "epochs": 2, "schedule": "cosine", "warmup": 1},
+    },
+}
+
+
+class StopAt:
+    """Asks the run to stop when the n-th env step of a training step, or an evaluation, is under way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+        self.run: TrainRun | None = None
+        self.steps = 0
+        original = toys.Colours.step
+
+        def step(env: Any, action: str) -> Any:
+            self.steps += 1
+            if self.steps == when and self.run is not None:
+                self.run.request_stop()
+            return original(env, action)
+
+        monkeypatch.setattr(toys.Colours, "step", step)
+
+
+def interrupted(c: TrainConfig, model: Path, monkeypatch: pytest.MonkeyPatch, when: int) -> Interrupted | None:
+    """The interruption, None when the run was over before."""
+    with monkeypatch.context() as patch:
+        stop = StopAt(patch, when)
+
+        async def main() -> Interrupted | None:
+            stop.run = TrainRun(c, model)
+            try:
+                await stop.run.train()
+            except Interrupted as interruption:
+                return interruption
+            return None
+
+        return asyncio.run(main())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_interrupted_and_resumed_equals_uninterrupted(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """Stopped in the first evaluation, in rollouts, near a boundary: figures and weights come out the same."""
+    c = config(tmp_path / "whole", **VARIANTS[variant])
+    train(c, model)
+    total = 0
+    with monkeypatch.context() as patch:
+        counter = StopAt(patch, -1)
+        train(config(tmp_path / "count", **VARIANTS[variant]), model)
+        total = counter.steps
+    assert_equal_runs(tmp_path / "whole", tmp_path / "count")  # a seed decides
+    for share in (0.03, 0.4, 0.75) if variant == "plain" else (0.5,):
+        out = tmp_path / f"broken-{share}"
+        c = config(out, **VARIANTS[variant])
+        interruption = interrupted(c, model, monkeypatch, int(share * total))
+        assert interruption is not None
+        last = checkpoint.newest(out)
+        assert last is not None
+        assert (last.folder, last.step) == (interruption.folder, interruption.step)
+        train(c, model, last)
+        assert_equal_runs(tmp_path / "whole", out)
+
+
+def test_a_stop_in_the_last_breath_of_a_rollout_loses_no_group(model: Path, tmp_path: Path) -> None:
+    """The batch is ready and a stop is asked for in the same turn of the loop: it is trained, or played again."""
+    whole, out = tmp_path / "whole", tmp_path / "broken"
+    train(config(whole), model)
+
+    async def main() -> None:
+        run = TrainRun(config(out), model)
+        original = run.controller.next_batch
+
+        async def next_batch() -> Any:
+            batch = await original()
+            if batch.version == 1:
+                run.request_stop()
+            return batch
+
+        run.controller.next_batch = next_batch  # type: ignore[method-assign]
+        with pytest.raises(Interrupted):
+            await run.train()
+
+    asyncio.run(main())
+    train(config(out), model, checkpoint.newest(out))
+    assert_equal_runs(whole, out)
+
+
+def test_a_run_ahead_of_its_training_stays_within_its_bound_and_resumes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = config(tmp_path, rollout={"eta": 1.0}, steps=5)
+    assert interrupted(c, model, monkeypatch, 150) is not None
+    train(c, model, checkpoint.newest(tmp_path))
+    lines = figures(tmp_path)
+    assert [line["step"] for line in lines] == list(range(6))
+    assert all(line["staleness_max"] <= 1 for line in lines[1:])
+    state = checkpoint.newest(tmp_path).state()  # type: ignore[union-attr]
+    ledger = state["ledger"]
+    assert ledger["dispatched"] == (
+        ledger["finished"] + ledger["failed"] + ledger["cancelled"] + ledger["in_flight"]
+    )
+
+
+def test_other_tasks_than_the_checkpoints_are_refused(model: Path, tmp_path: Path) -> None:
+    train(config(tmp_path, steps=1), model)
+    c = config(tmp_path, steps=2, env_args={"n_tasks": 9})
+    with pytest.raises(RollenvError, match="are not those of the checkpoint"):
+        train(c, model, checkpoint.newest(tmp_path))
+
+
+def test_limits_leave_room_for_the_engine(model: Path, tmp_path: Path) -> None:
+    """The context is what model and engine both can hold: an episode that is too long ends, it does not fail."""
+
+    async def main() -> tuple[Any, int]:
+        run = TrainRun(config(tmp_path), model)
+        run.engine._max_length = 40
+        limits = run.limits()
+        await run.engine.close()
+        return limits, run.policy.model.config.max_position_embeddings
+
+    limits, context = asyncio.run(main())
+    assert limits.max_tokens == 40 < context
+    assert limits.max_turns == 4  # the environment's own
+
+
+def test_a_bf16_engine_keeps_rotary_frequencies_exact(model: Path, tmp_path: Path) -> None:
+    async def main() -> Any:
+        run = TrainRun(config(tmp_path, rollout={"precision": "bf16"}), model)
+        await run.engine.close()
+        return run.engine._model, run.policy.model
+
+    served, trained = asyncio.run(main())
+    assert {p.dtype for p in served.parameters()} == {torch.bfloat16}
+    buffers = dict(trained.named_buffers())
+    for name, buffer in served.named_buffers():
+        assert torch.equal(buffer, buffers[name])
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------
+
+
+def written(tmp_path: Path, step: int, keep: int = 2) -> checkpoint.Checkpoint:
+    return checkpoint.write(tmp_path, step, toys.policy(), {"x": torch.ones(2)}, {"step": step}, keep)
+
+
+def contents(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 10):
+        written(tmp_path, step)
+    assert contents(tmp_path / "checkpoints") == ["step-000002", "step-000010"]
+    last = checkpoint.newest(tmp_path)
+    assert last is not None
+    assert last.state() == {"step": 10}
+    assert last.tensors()["x"].tolist() == [1, 1]
+
+
+class FullDisk:
+    """Fails the n-th write of a file by any of the means a checkpoint uses."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, what: str) -> None:
+        def full(*args: Any, **kwargs: Any) -> Any:
+            raise OSError(28, "No space left on device")
+
+        def torn(model: Any, folder: Path, *args: Any, **kwargs: Any) -> Any:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (Path(folder) / "model.safetensors").write_bytes(b"half")
+            raise RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)")
+
+        match what:
+            case "model":
+                patch.setattr("transformers.PreTrainedModel.save_pretrained", torn)
+            case "tensors":
+                patch.setattr(torch, "save", full)
+            case "state":
+                patch.setattr(json, "dumps", full)
+            case "sync":
+                patch.setattr("os.fsync", full)
+            case "move":
+                patch.setattr("os.replace", full)
+
+
+@pytest.mark.parametrize("step", [2, 1], ids=["a new one", "the same again"])
+@pytest.mark.parametrize("what", ["model", "tensors", "state", "sync", "move"])
+def test_a_full_disk_is_one_sentence_and_older_checkpoints_stay_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, step: int
+) -> None:
+    written(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        FullDisk(patch, what)
+        with pytest.raises(RollenvError) as refusal:
+            written(tmp_path, step, keep=1)
+    text = str(refusal.value)
+    assert "No space left on device" in text
+    assert "step-000001'" in text
+    assert "--resume" in text
+    assert "\n" not in text
+    assert contents(tmp_path / "checkpoints") == ["step-000001"]
+    last = checkpoint.newest(tmp_path)
+    assert last is not None
+    assert last.state() == {"step": 1}
+    assert last.tensors()["x"].tolist() == [1, 1]
+    assert (last.model / "model.safetensors").stat().st_size > 1000
+
+
+def test_an_error_without_a_word_is_still_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "save", nothing)
+    with pytest.raises(RollenvError, match="MemoryError; there is none yet"):
+        written(tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", ["state.json", "trainer.pt"])
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path, name: str, damage: str) -> None:
+    made = written(tmp_path, 1)
+    file = made.folder / name
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(RollenvError, match=f"no whole {name}"):
+        made.state() if name == "state.json" else made.tensors()
+
+
+# -- metrics ---------------------------------------------------------------------------------------------------
+
+
+def test_metrics_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path, 0)
+    for step in range(4):
+        writer.write({"step": step, "reward": step / 10})
+    writer.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')  # the process was killed in mid-write
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
+    MetricsWriter(tmp_path, 2).close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2]
+
+
+def test_no_metrics_yet(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
