@@ -1,8 +1,8 @@
 """Multi-turn episodes per second: the embedded engine against transformers' own `generate`, side by side in one run.
 
-The work: E episodes of five turns; in each turn the policy reads new observation tokens and writes some completion tokens;
-every turn's prompt is the whole history. Workload `uniform` gives all episodes the same lengths (which suits lock-step
-batches best); `varied` draws them as text games do (short clicks, longer searches).
+The work: E episodes of five turns; in each turn the policy reads new observation tokens and writes some completion
+tokens; every turn's prompt is the whole history. Workload `uniform` gives all episodes the same lengths (which suits
+lock-step batches best); `varied` draws them as text games do (short clicks, longer searches).
 
 The opponents, each with one and with two threads, the best of which counts:
   sequential    one `generate` per turn of each episode
@@ -177,9 +177,8 @@ def main() -> None:
     torch.set_num_threads(2)
     model = build_model(arguments.size)
     engine = TorchEngine(model)
-    print(
-        f"{sum(p.numel() for p in model.parameters()):,} parameters; exact: {engine.exact}; load {os.getloadavg()[0]:.2f}"
-    )
+    n_parameters = sum(p.numel() for p in model.parameters())
+    print(f"{n_parameters:,} parameters; exact: {engine.exact}; load average {os.getloadavg()[0]:.2f}")
     for kind in ("uniform", "varied"):
         if arguments.only_ours:
             episodes = workload(kind, arguments.episodes)

@@ -86,10 +86,15 @@ def test_a_new_folder_appears_whole_and_replaces_the_old(tmp_path: Path) -> None
 def test_a_block_that_fails_leaves_the_old_folder_and_no_litter(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "folder"
     fill(path, "old")
-    with pytest.raises(error), new_folder(path) as folder:
-        (folder / "half").write_text("")
-        assert not (path / "half").exists()
-        raise error
+
+    def begin_and_fail() -> None:
+        with new_folder(path) as folder:
+            (folder / "half").write_text("")
+            assert not (path / "half").exists()
+            raise error
+
+    with pytest.raises(error):
+        begin_and_fail()
     assert (path / "sub" / "a").read_text() == "old"
     assert names(tmp_path) == ["folder"]
 

@@ -223,8 +223,11 @@ async def _train(run: Any, screen: TrainScreen) -> None:
             screen.close()
             os._exit(INTERRUPTED)
         asked = True
+        loop.call_soon_threadsafe(begin_to_stop)  # nothing is printed here: a signal may have come in mid-print
+
+    def begin_to_stop() -> None:
         screen.say("stopping: writing a checkpoint (once more to leave at once)")
-        loop.call_soon_threadsafe(run.request_stop)
+        run.request_stop()
 
     # Not the loop's own handlers: those would wait for the training step that blocks it.
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

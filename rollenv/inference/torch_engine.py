@@ -35,6 +35,13 @@ StaleKV = Literal["keep", "drop", "recompute"]
 """What becomes of keys and values made by old weights, see `TorchEngine`."""
 
 
+_KEYS_PER_TOKEN = 128
+"""Attending to so many keys takes about as long as all the rest that a small model does for a token."""
+
+_TOKENS_PER_WORKER = 64
+"""A second worker is called when each has at least this much to do, in tokens without keys."""
+
+
 class TextDecoder(Protocol):
     """What stop strings need: a tokenizer of `tokenizers` or `transformers` will do."""
 
@@ -543,17 +550,19 @@ class TorchEngine:
         return work
 
     def _share(self, chunks: list[Chunk]) -> list[list[Chunk]]:
-        """Deals the chunks out to the workers, evenly by tokens; a small step is not worth sharing."""
-        total = sum(len(c.ids) for c in chunks)
-        n = min(len(self._workers), max(1, total // 64), len(chunks))
-        if n == 1:
+        """Deals the chunks out to the workers, evenly by cost; a small step is not worth sharing."""
+        if len(self._workers) == 1 or len(chunks) == 1:
+            return [chunks]
+        costs = [len(c.ids) * (_KEYS_PER_TOKEN + c.start + len(c.ids)) for c in chunks]
+        n = min(len(self._workers), sum(costs) // (_TOKENS_PER_WORKER * _KEYS_PER_TOKEN), len(chunks))
+        if n <= 1:
             return [chunks]
         shares: list[list[Chunk]] = [[] for _ in range(n)]
         loads = [0] * n
-        for chunk in sorted(chunks, key=lambda c: -len(c.ids)):
+        for i in sorted(range(len(chunks)), key=lambda i: -costs[i]):
             least = loads.index(min(loads))
-            shares[least].append(chunk)
-            loads[least] += len(chunk.ids)
+            shares[least].append(chunks[i])
+            loads[least] += costs[i]
         return shares
 
     def _submit(

@@ -15,21 +15,21 @@ import pytest
 import toys
 
 from rollenv.cli import main
-from rollenv.trainers.scratch import ScratchShape, new_model, train_tokenizer
 
 IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
 ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
-SMALL = ["rollout.groups=2", "rollout.group_size=4", "eval.episodes=4", "sampling.max_tokens=8", "threads=1"]
+TERSE = ["agent.system=", "agent.list_actions=false"]
+SMALL = [*TERSE, "rollout.groups=2", "rollout.group_size=4", "eval.episodes=4", "sampling.max_tokens=8", "threads=1"]
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows nothing, made from nothing."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = train_tokenizer([f"say {colour} Actions: again" for colour in toys.COLOURS], 300)
-    shape = ScratchShape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=32, context=512)
-    new_model(shape, tokenizer, seed=0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    """A tiny model that has learned to name colours, often the wrong ones."""
+    folder = tmp_path_factory.mktemp("tiny") / "start"
+    shape = ["hidden=16", "layers=1", "heads=2", "kv_heads=1", "mlp=32", "vocabulary=300", "context=256"]
+    words = [*(f"shape.{word}" for word in shape), *TERSE, "epochs=1", "batch=8", "lr=2e-2", "warmup=4", "threads=1"]
+    command = ["imitate", *IMPORT, "--env", "colours", "--out", str(folder), "-n", "400", "--noise", "0.5", *words]
+    subprocess.run([*ROLLENV, *command, "eval.episodes=4"], check=True, capture_output=True)
     return folder
 
 
@@ -47,11 +47,12 @@ def interrupted(command: list[str], when: str) -> str:
     """Runs until a line begins with `when`, then sends Ctrl-C; returns what was printed."""
     with subprocess.Popen([*ROLLENV, *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = ""
+        said, sent = "", False
         for line in process.stdout:
             said += line
-            if line.startswith(when):
+            if line.startswith(when) and not sent:
                 process.send_signal(signal.SIGINT)
+                sent = True
         assert process.wait() == 130, said
     return said
 
@@ -62,18 +63,19 @@ def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(
     words = ["--steps", "5", "optim.lr=1e-3", "eval.every=2", "checkpoint.every=3"]
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     said = interrupted(train_command(tiny, cut, *words), "step    2/5")
-    assert re.search(r"interrupted at step 2; continue with: rollenv train --import \S+ --resume", said)
-    again = said.splitlines()[-1].partition("rollenv ")[2].split()
-    assert [line["step"] for line in metrics(cut)] == [0, 1]  # the panel of step 2 was under way, or is to come
+    found = re.search(r"interrupted at step (\d); continue with: rollenv (train --import \S+ --resume \S+)", said)
+    assert found, said
+    again = found[2].split()
+    assert int(found[1]) >= 2
+    assert metrics(cut)[-1]["step"] in (int(found[1]), int(found[1]) - 1)  # its panel may still be to come
     assert main(again) == 0
     assert main(train_command(tiny, whole, *words)) == 0
     assert "-> " in capsys.readouterr().out
     assert metrics(cut) == metrics(whole)
     assert [line["step"] for line in metrics(whole)] == list(range(6))
-    for file in ("model/model.safetensors",):
-        assert (cut / "checkpoints/step-000005" / file).read_bytes() == (
-            whole / "checkpoints/step-000005" / file
-        ).read_bytes()
+    assert sum(line.get("updates", 0) for line in metrics(whole)) > 2
+    model = "checkpoints/step-000005/model/model.safetensors"
+    assert (cut / model).read_bytes() == (whole / model).read_bytes()
 
 
 def test_a_run_folder(
@@ -87,7 +89,8 @@ def test_a_run_folder(
     run = tmp_path / "run"
     assert main(train_command(tiny, run, "--steps", "2", "checkpoint.every=1")) == 0
     assert {path.name for path in run.iterdir()} == {"metrics.jsonl", "checkpoints", "config.toml", "tensorboard"}
-    assert all({"step", "success", "reward", "seconds"} <= set(json.loads(x)) for x in open(run / "metrics.jsonl"))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all({"step", "success", "reward", "seconds"} <= set(line) for line in lines)
     capsys.readouterr()
 
     # What it was told can be told again.
@@ -119,8 +122,6 @@ def test_a_run_folder(
 def test_scratch_imitates_first(
     tmp_path: Path, temp_registry: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rollenv.config import ImitateConfig
-
     shipped = tmp_path / "shipped.py"
     shipped.write_text("")
     (tmp_path / "imitate.toml").write_text(
@@ -147,7 +148,6 @@ def test_scratch_imitates_first(
     (run / "metrics.jsonl").unlink()
     assert main(command) == 0
     assert (run / "scratch" / "summary.json").stat().st_mtime_ns == made
-    assert ImitateConfig.model_fields
 
 
 def code_blocks(text: str, language: str) -> list[str]:

@@ -65,7 +65,8 @@ def tokenizer_of(name: str, template: str | None = None) -> Any:
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+        CORPUS,
+        trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
     )
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -123,7 +124,12 @@ def test_pieces_equal_the_templates_own_rendering(
 
 
 def test_end_of_turn_is_the_token_that_ends_an_answer() -> None:
-    for name, token in (("chatml", "<|im_end|>"), ("llama3", "<|eot_id|>"), ("mistral", "</s>"), ("scratch", "<|end|>")):
+    for name, token in (
+        ("chatml", "<|im_end|>"),
+        ("llama3", "<|eot_id|>"),
+        ("mistral", "</s>"),
+        ("scratch", "<|end|>"),
+    ):
         assert CHATS[name].end_of_turn_id == CHATS[name].tokenizer.convert_tokens_to_ids(token)
 
 
@@ -146,9 +152,7 @@ def test_tokenizer_without_template_gets_the_plain_one() -> None:
     messages = [Message("system", "Shop."), Message("user", "a shoe", 0), Message("assistant", "buy", 0)]
     whole, new, fork = conversation.prompt([*messages, Message("user", "again", 1)])
     said = [{"role": m.role, "content": m.content} for m in [*messages, Message("user", "again")]]
-    text = tokenizer.apply_chat_template(
-        said, tokenize=False, add_generation_prompt=True, chat_template=PLAIN_TEMPLATE
-    )
+    text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True, chat_template=PLAIN_TEMPLATE)
     assert tokenizer.decode(whole) == text
     assert not fork
     assert tokenizer.decode(new) == "\nUser: again\nAssistant: "

@@ -137,9 +137,9 @@ def test_greedy_turns_equal_transformers_generate(name: str, fused: bool) -> Non
     model = build(name)
 
     async def test(engine: TorchEngine) -> None:
-        histories: list[list[int]] = [[] for _ in range(5)]
+        histories: list[list[int]] = [[] for _ in range(3)]
         for turn in range(3):
-            histories = [h + tokens(3 + 20 * i, 10 * turn + i) for i, h in enumerate(histories)]
+            histories = [h + tokens(3 + 45 * i, 10 * turn + i) for i, h in enumerate(histories)]
             got = await asyncio.gather(*(engine.generate(h, greedy(), session=str(i)) for i, h in enumerate(histories)))
             for history, completion in zip(histories, got, strict=True):
                 assert completion.ids == reference_generate(model, history, 8)
@@ -198,8 +198,10 @@ def test_a_prompt_that_does_not_extend_the_cache_keeps_the_common_prefix() -> No
     in_engine(test, model)
 
 
-@pytest.mark.parametrize("name", ["llama-biased", "qwen2", "qwen3", "granite"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama-biased", "float32"), ("qwen2", "float32"), ("granite", "float32"), ("qwen3", "bfloat16")],
+)
 def test_results_are_the_same_bits_alone_and_in_any_batch(name: str, dtype: str) -> None:
     model = build(name).to(getattr(torch, dtype))
 
@@ -209,15 +211,15 @@ def test_results_are_the_same_bits_alone_and_in_any_batch(name: str, dtype: str)
 
     async def test(engine: TorchEngine) -> None:
         assert engine.exact
-        alone = [await play(engine, i, sampling=mixed, release=True) for i in range(12)]
-        together = await asyncio.gather(*(play(engine, i, sampling=mixed) for i in range(12)))
+        alone = [await play(engine, i, sampling=mixed, release=True) for i in range(8)]
+        together = await asyncio.gather(*(play(engine, i, sampling=mixed) for i in range(8)))
         assert alone == together  # ids and log-probabilities; nothing cached against everything cached
-        order = list(range(12))
+        order = list(range(8))
         random.Random(1).shuffle(order)
-        for i in range(12):
+        for i in range(8):
             await engine.release(f"s{i}")
         shuffled = await asyncio.gather(*(play(engine, i, sampling=mixed) for i in order))
-        assert [shuffled[order.index(i)] for i in range(12)] == alone
+        assert [shuffled[order.index(i)] for i in range(8)] == alone
 
     in_engine(test, model)
 
@@ -238,7 +240,7 @@ def test_results_are_the_same_bits_alone_and_in_any_batch(name: str, dtype: str)
 )
 def test_results_do_not_depend_on_the_engines_limits(options: dict[str, Any]) -> None:
     async def test(engine: TorchEngine) -> Any:
-        return await asyncio.gather(*(play(engine, i) for i in range(8)))
+        return await asyncio.gather(*(play(engine, i) for i in range(6)))
 
     assert in_engine(test, **options) == in_engine(test, workers=1)
 
@@ -439,17 +441,17 @@ def test_weights_change_between_tokens_and_each_token_knows_its_version(stale_kv
 
     async def test(engine: TorchEngine) -> None:
         prompt = tokens(30, 0)
-        task = start(engine.generate(prompt, greedy(300), session="a"))
+        task = start(engine.generate(prompt, greedy(60), session="a"))
         await until(lambda: engine.stats().decoded_tokens >= 5)
         await engine.update_weights(7, new.state_dict())
         assert engine.version == 7
         got = await task
         switch = got.policy_versions.index(7)
-        assert got.policy_versions == [0] * switch + [7] * (300 - switch)
+        assert got.policy_versions == [0] * switch + [7] * (60 - switch)
         assert switch >= 5
         assert got.ids[:switch] == reference_generate(old, prompt, switch)
         if stale_kv == "recompute":
-            assert got.ids[switch:] == reference_generate(new, prompt + got.ids[:switch], 300 - switch)
+            assert got.ids[switch:] == reference_generate(new, prompt + got.ids[:switch], 60 - switch)
         before = engine.stats().reused_tokens
         follow = prompt + got.ids + tokens(5, 1)
         after = await engine.generate(follow, greedy(), session="a")
@@ -596,15 +598,15 @@ def test_many_sessions_come_and_go_with_aborts_and_updates() -> None:
             await engine.release(f"s{i}")
 
         async def disturb() -> None:
-            for n in range(20):
+            for n in range(10):
                 await asyncio.sleep(draw.random() * 0.01)
                 noise = start(engine.generate(tokens(40, n), greedy(200), session=f"noise{n}"))
                 await asyncio.sleep(draw.random() * 0.01)
                 await engine.abort(f"noise{n}")
                 await noise
 
-        await asyncio.gather(disturb(), *(episode(i) for i in range(24)))
-        for i in range(24):
+        await asyncio.gather(disturb(), *(episode(i) for i in range(12)))
+        for i in range(12):
             assert results[i] == await play(engine, i, release=True)
         await engine.update_weights(1, other.state_dict())
         assert engine.stats().running == engine.stats().queued == 0

@@ -11,18 +11,18 @@ import pytest
 
 pytest.importorskip("torch")
 
-import toys  # noqa: E402
+import toys
 
-import rollenv  # noqa: E402
-from rollenv.agents.llm import LLMAgent  # noqa: E402
-from rollenv.inference import Completion, SamplingParams, ScriptedEngine  # noqa: E402
-from rollenv.inference.chat import ChatFormat  # noqa: E402
-from rollenv.rollout.env_pool import EnvPool  # noqa: E402
-from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest  # noqa: E402
-from rollenv.rollout.groups import Group, GroupRequest  # noqa: E402
-from rollenv.rollout.play import DemonstrationPlay, ModelPlay  # noqa: E402
-from rollenv.trainers.data import samples_of, train_tokens  # noqa: E402
-from rollenv.trajectory import StopReason, Trajectory  # noqa: E402
+import rollenv
+from rollenv.agents.llm import LLMAgent
+from rollenv.inference import Completion, SamplingParams, ScriptedEngine
+from rollenv.inference.chat import ChatFormat
+from rollenv.rollout.env_pool import EnvPool
+from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest
+from rollenv.rollout.groups import Group, GroupRequest
+from rollenv.rollout.play import DemonstrationPlay, ModelPlay
+from rollenv.trainers.data import samples_of, train_tokens
+from rollenv.trajectory import StopReason, Trajectory
 
 TURNS = 9
 

@@ -92,10 +92,10 @@ class Timed:
 class Loop:
     """A trainer that only counts."""
 
-    def __init__(self, play: Timed, batch: int, eta: float, concurrency: int = 16, size: int = 2, **options: Any) -> None:
+    def __init__(self, play: Timed, batch: int, eta: float, concurrency: int = 16, **options: Any) -> None:
         self.play = play
         self.scheduler = Scheduler(play, concurrency)
-        self.controller = RolloutController(self.scheduler, ORDER, batch, size, 11, eta, **options)
+        self.controller = RolloutController(self.scheduler, ORDER, batch, 2, 11, eta, **options)
 
     async def step(self, thinking: int = 0) -> Batch:
         batch = await self.controller.next_batch()

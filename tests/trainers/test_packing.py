@@ -126,9 +126,7 @@ def test_entropy_by_hand_and_its_gradient_only_on_request() -> None:
     assert not policy.logprobs(row, *places)[1].requires_grad
     with torch.no_grad():
         probabilities = eager(torch.tensor([segment])).logits[0, :-1].softmax(-1)
-    torch.testing.assert_close(
-        entropy.detach(), torch.special.entr(probabilities).sum(-1), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(entropy.detach(), torch.special.entr(probabilities).sum(-1), rtol=1e-4, atol=1e-4)
 
 
 @PATIENT

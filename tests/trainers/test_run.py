@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -210,9 +209,7 @@ def test_a_run_ahead_of_its_training_stays_within_its_bound_and_resumes(
     assert all(line["staleness_max"] <= 1 for line in lines[1:])
     state = checkpoint.newest(tmp_path).state()  # type: ignore[union-attr]
     ledger = state["ledger"]
-    assert ledger["dispatched"] == (
-        ledger["finished"] + ledger["failed"] + ledger["cancelled"] + ledger["in_flight"]
-    )
+    assert ledger["dispatched"] == (ledger["finished"] + ledger["failed"] + ledger["cancelled"] + ledger["in_flight"])
 
 
 def test_other_tasks_than_the_checkpoints_are_refused(model: Path, tmp_path: Path) -> None:
@@ -272,7 +269,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 class FullDisk:
-    """Fails the n-th write of a file by any of the means a checkpoint uses."""
+    """Fails one of the ways in which a checkpoint reaches the disk."""
 
     def __init__(self, patch: pytest.MonkeyPatch, what: str) -> None:
         def full(*args: Any, **kwargs: Any) -> Any:
@@ -289,7 +286,7 @@ class FullDisk:
             case "tensors":
                 patch.setattr(torch, "save", full)
             case "state":
-                patch.setattr(json, "dumps", full)
+                patch.setattr(Path, "write_text", full)
             case "sync":
                 patch.setattr("os.fsync", full)
             case "move":
@@ -302,10 +299,11 @@ def test_a_full_disk_is_one_sentence_and_older_checkpoints_stay_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, step: int
 ) -> None:
     written(tmp_path, 1)
+    policy = toys.policy()
     with monkeypatch.context() as patch:
         FullDisk(patch, what)
         with pytest.raises(RollenvError) as refusal:
-            written(tmp_path, step, keep=1)
+            checkpoint.write(tmp_path, step, policy, {}, {"step": step, "new": True}, keep=1)
     text = str(refusal.value)
     assert "No space left on device" in text
     assert "step-000001'" in text

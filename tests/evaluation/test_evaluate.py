@@ -1,0 +1,149 @@
+"""Evaluation: intervals against known values, summaries that count failures, result files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollenv.errors import RollenvError
+from rollenv.evaluation.evaluate import Summary, play_panel, summarize, write_results
+from rollenv.evaluation.statistics import wilson
+from rollenv.rollout.episode import EpisodeRequest
+from rollenv.seeding import derive_seed
+from rollenv.tasks import Panel, TaskSet
+from rollenv.trajectory import Failure, StopReason, Trajectory, Turn
+
+TASKS = TaskSet("toy", {"test": [f"t{i}" for i in range(6)]}, str)
+PANEL = TASKS.panel("test")
+
+
+# -- Wilson's interval -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        # Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_against_published_intervals(successes: int, trials: int, low: float, high: float) -> None:
+    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500), st.data())
+def test_wilson_bounds_are_where_the_score_test_is_just_significant(trials: int, data: st.DataObject) -> None:
+    """(p - q)^2 = z^2 q (1 - q) / n at both ends q; mirrored for failures; the proportion lies inside."""
+    successes = data.draw(st.integers(0, trials))
+    low, high = wilson(successes, trials)
+    p, z = successes / trials, 1.959963984540054
+    assert 0 <= low <= p <= high <= 1 or math.isclose(low, p, abs_tol=1e-12) or math.isclose(high, p, abs_tol=1e-12)
+    for q in (low, high):
+        assert (p - q) ** 2 == pytest.approx(z * z * q * (1 - q) / trials, abs=1e-12)
+    assert wilson(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+def test_without_trials_nothing_is_known() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+# -- playing and summing up ------------------------------------------------------------------------------------
+
+
+def trajectory(request: EpisodeRequest, stop: StopReason, success: bool | None, reward: float) -> Trajectory:
+    turns = [Turn("o", reward=reward), Turn("o")]
+    made = Trajectory("Toy-v0", request.task, request.seed, request.group, request.sample, request.attempt, turns, stop)
+    made.success = success
+    if stop is StopReason.FAILED:
+        made.failure = Failure("env", "crash", "broken")
+    return made
+
+
+async def luck(request: EpisodeRequest) -> Trajectory:
+    """t0 and t1 succeed, t2 fails for good, t3 at its second try, t4 runs out of turns, t5 is half right."""
+    for _ in range((7 * request.group) % 5):
+        await asyncio.sleep(0)
+    match request.task:
+        case "t2":
+            return trajectory(request, StopReason.FAILED, None, 0.9)
+        case "t3" if request.attempt == 0:
+            return trajectory(request, StopReason.FAILED, None, 0.0)
+        case "t4":
+            return trajectory(request, StopReason.MAX_TURNS, None, 0.0)
+        case "t5":
+            return trajectory(request, StopReason.TERMINATED, False, 0.5)
+    return trajectory(request, StopReason.TERMINATED, True, 1.0)
+
+
+def play(**options: Any) -> list[Trajectory]:
+    return asyncio.run(play_panel(luck, PANEL, seed=5, concurrency=3, **options))
+
+
+def test_trajectories_come_in_the_panels_order_with_seeds_of_their_place() -> None:
+    seen: list[int] = []
+    played = play(samples=2, progress=seen.append)
+    assert [t.task for t in played] == [task for task in PANEL.ids for _ in range(2)]
+    assert [t.seed for t in played] == [derive_seed(5, "episode", i, s) for i in range(6) for s in range(2)]
+    assert seen == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_summary_counts_a_failure_as_no_success_and_as_no_reward() -> None:
+    summary = summarize("Toy-v0", PANEL, play())
+    assert summary == Summary(
+        env="Toy-v0",
+        split="test",
+        tasks_sha256=PANEL.sha256,
+        episodes=6,
+        failed=1,
+        success_rate=3 / 6,
+        ci95=wilson(3, 6),
+        mean_reward=(1 + 1 + 1 + 0 + 0.5) / 5,
+        mean_turns=2.0,
+    )
+
+
+def test_when_everything_fails_nothing_is_claimed() -> None:
+    failed = [trajectory(EpisodeRequest("t0", 0), StopReason.FAILED, None, 1.0)] * 3
+    summary = summarize("Toy-v0", PANEL, failed)
+    assert (summary.success_rate, summary.mean_reward, summary.failed, summary.episodes) == (0, 0, 3, 3)
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+def test_result_files(tmp_path: Path) -> None:
+    played = play()
+    summary = summarize("Toy-v0", PANEL, played)
+    write_results(tmp_path / "out", summary, played, {"agent": "oracle", "seed": 5})
+    read = json.loads((tmp_path / "out" / "summary.json").read_text())
+    for key in ("success_rate", "mean_reward", "episodes", "tasks_sha256", "failed"):
+        assert read[key] == getattr(summary, key)
+    assert read["ci95"] == list(summary.ci95)
+    assert (read["agent"], read["seed"]) == ("oracle", 5)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "trajectories.jsonl").read_text().splitlines()]
+    assert {line.pop("tasks_sha256") for line in lines} == {PANEL.sha256}
+    assert [Trajectory.from_dict(line) for line in lines] == played
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(RollenvError, match="cannot write"):
+        write_results(tmp_path / "out", summarize("Toy-v0", PANEL, play()), [])
+
+
+def test_panels_of_other_content_have_another_hash() -> None:
+    other = TaskSet("toy", {"test": [f"t{i}" for i in range(6)]}, lambda task: task + "!").panel("test")
+    assert isinstance(other, Panel)
+    assert other.ids == PANEL.ids
+    assert other.sha256 != PANEL.sha256
