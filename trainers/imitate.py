@@ -10,11 +10,12 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
-from rollenv.trainers.optim import Schedule, adamw, lr_factor
+from rollenv.trainers.optim import Muon, Schedule, adamw, lr_factor
 from rollenv.trainers.packing import pack, split_by_tokens
 from rollenv.trainers.policy import Policy
 
@@ -34,6 +35,7 @@ class ImitateSettings:
 
     epochs: int = 2
     batch: int = 16
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = 2e-3
     schedule: Schedule = "cosine"
     warmup: int = 50
@@ -52,7 +54,12 @@ def imitate(
 ) -> dict[str, float]:
     """Trains `policy` in place and returns the last figures. `progress` gets step, loss, tokens/s after each step."""
     order = random.Random(settings.seed)
-    optimizer = adamw(policy.model.named_parameters(), settings.lr, (0.9, 0.95), 1e-8, settings.weight_decay)
+    parameters = policy.model.named_parameters()
+    optimizer = (
+        Muon(parameters, settings.lr, settings.weight_decay)
+        if settings.optimizer == "muon"
+        else adamw(parameters, settings.lr, (0.9, 0.95), 1e-8, settings.weight_decay)
+    )
     per_epoch = -(-len(demonstrations) // settings.batch)
     total = per_epoch * settings.epochs
     figures: dict[str, float] = {}

@@ -69,6 +69,7 @@ class ImitationRun:
         settings = ImitateSettings(
             epochs=config.epochs,
             batch=config.batch,
+            optimizer=config.optimizer,
             lr=config.lr,
             schedule=config.schedule,
             warmup=config.warmup,

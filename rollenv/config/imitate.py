@@ -56,8 +56,10 @@ class ImitateConfig(Section):
     """Passes over the episodes."""
     batch: int = Field(16, ge=1)
     """Episodes per update."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """AdamW, or Muon for the matrices inside the layers."""
     lr: float = Field(2e-3, gt=0)
-    """Learning rate of AdamW."""
+    """Learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Its schedule."""
     warmup: int = Field(50, ge=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ def test_a_window_shows_the_last_turns_and_slides_seldom(turns: int, history: in
     assert max(shown) <= history
     assert all(count >= min(n, history // 2 + history % 2) for n, count in enumerate(shown, 1))
     assert starts == sorted(starts)
-    slides = sum(a != b for a, b in zip(starts, starts[1:], strict=False))
+    slides = sum(a != b for a, b in itertools.pairwise(starts))
     assert slides == -(-max(0, turns - history) // max(1, history // 2))
 
 

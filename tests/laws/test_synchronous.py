@@ -24,7 +24,7 @@ from rollenv.rollout.scheduler import Scheduler  # noqa: E402
 from rollenv.seeding import TaskOrder, derive_seed  # noqa: E402
 from rollenv.trainers.grpo import GRPOTrainer  # noqa: E402
 
-STEPS, GROUPS, SIZE, SEED = 5, 4, 4, 21
+STEPS, GROUPS, SIZE, SEED = 5, 6, 5, 21
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,7 +49,7 @@ class Run:
         self.trainer = GRPOTrainer(
             self.policy,
             AlgoConfig.model_validate({"clip_high": 0.28}),
-            OptimConfig.model_validate({"lr": 5e-3, "epochs": 2, "minibatches": 2, "microbatch_tokens": 128}),
+            OptimConfig.model_validate({"lr": 1e-3, "epochs": 2, "minibatches": 2, "microbatch_tokens": 128}),
             STEPS,
         )
         self.engine = TorchEngine(self.policy.model, **engine)
