@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rollenv.config.train import AlgoConfig
 from rollenv.rollout.groups import Group
-from rollenv.trainers.algorithms.advantages import ADVANTAGES
+from rollenv.trainers.algorithms.advantages import ADVANTAGES, gigpo_steps
 from rollenv.trajectory import Trajectory
 
 
@@ -21,14 +22,14 @@ class Sample:
     """One segment of an episode.
 
     `ids` T tokens; `mask` 1 where the policy sampled; `logprobs` its log-probability there; `sequence` the episode's
-    number in the minibatch; `advantage` of that episode.
+    number in the minibatch; `advantages` that of each token (0 where nothing was sampled).
     """
 
     ids: list[int]
     mask: list[int]
     logprobs: list[float]
     sequence: int
-    advantage: float
+    advantages: list[float]
 
 
 @dataclass(slots=True)
@@ -50,20 +51,29 @@ def shaped_return(trajectory: Trajectory, invalid_penalty: float) -> float:
     return trajectory.reward - invalid_penalty * sum(not turn.valid_action for turn in trajectory.turns)
 
 
-def samples_of(groups: Sequence[Group], advantage: str, invalid_penalty: float = 0.0) -> list[Sample]:
-    """Every segment of every trainable episode, with its group-relative advantage.
+def turn_advantages(episodes: Sequence[Trajectory], algo: AlgoConfig) -> list[list[float]]:
+    """Per trainable episode of one group, the advantage of each of its turns."""
+    returns_G = torch.tensor([shaped_return(t, algo.invalid_penalty) for t in episodes], dtype=torch.float64)
+    if algo.advantage != "gigpo":
+        advantages = ADVANTAGES[algo.advantage](returns_G).tolist()
+        return [[value] * len(t.turns) for value, t in zip(advantages, episodes, strict=True)]
+    whole = ADVANTAGES["grpo"](returns_G).tolist()
+    rewards = [[turn.reward - algo.invalid_penalty * (not turn.valid_action) for turn in t.turns] for t in episodes]
+    anchors = [[turn.observation for turn in t.turns] for t in episodes]
+    steps = gigpo_steps(rewards, anchors, algo.gamma)
+    return [[a + algo.step_weight * s for s in episode] for a, episode in zip(whole, steps, strict=True)]
 
-    Args:
-        advantage: a name in `ADVANTAGES`.
-    """
+
+def samples_of(groups: Sequence[Group], algo: AlgoConfig) -> list[Sample]:
+    """Every segment of every trainable episode, with the advantages of its tokens."""
     samples: list[Sample] = []
     sequence = 0
     for group in groups:
         episodes = group.trainable
-        returns_G = torch.tensor([shaped_return(t, invalid_penalty) for t in episodes], dtype=torch.float64)
-        advantages_G = ADVANTAGES[advantage](returns_G).tolist()
-        for trajectory, value in zip(episodes, advantages_G, strict=True):
-            samples += [Sample(s.ids, s.mask, s.logprobs, sequence, value) for s in trajectory.segments()]
+        for trajectory, of_turn in zip(episodes, turn_advantages(episodes, algo), strict=True):
+            for s in trajectory.segments():
+                advantages = [of_turn[t] if m else 0.0 for t, m in zip(s.turns, s.mask, strict=True)]
+                samples.append(Sample(s.ids, s.mask, s.logprobs, sequence, advantages))
             sequence += 1
     return samples
 
@@ -81,7 +91,7 @@ def train_tokens(samples: Sequence[Sample], device: torch.device | str = "cpu") 
                 rows.append(start + i - 1)
                 targets.append(sample.ids[i])
                 mu.append(sample.logprobs[i])
-                advantages.append(sample.advantage)
+                advantages.append(sample.advantages[i])
                 sequences.append(sample.sequence)
         start += len(sample.ids)
     return TrainTokens(

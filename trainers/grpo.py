@@ -94,7 +94,7 @@ class GRPOTrainer:
         return self._metrics(totals, norms, lr)
 
     def _minibatch(self, groups: Sequence[Group]) -> list[MicroBatch]:
-        samples = samples_of(groups, self._algo.advantage, self._algo.invalid_penalty)
+        samples = samples_of(groups, self._algo)
         everything = train_tokens(samples, self.policy.device)
         if not everything.targets_N.numel():
             return []
@@ -106,7 +106,7 @@ class GRPOTrainer:
         # it contributes, and the forward pass is saved.
         idle = self._reference is None and self._algo.entropy_coef == 0
         weight_of = _weight_per_sequence(everything, weights_N, n_sequences)
-        kept = [sample for sample in samples if sample.advantage != 0 or not idle]
+        kept = [sample for sample in samples if any(sample.advantages) or not idle]
         if not kept:
             return []
         parts = split_by_tokens([len(sample.ids) for sample in kept], self._optim.microbatch_tokens)

@@ -94,8 +94,12 @@ class RolloutConfig(Section):
 class AlgoConfig(Section):
     """The algorithm."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """Group-relative advantage."""
+    advantage: Literal["grpo", "dr_grpo", "rloo", "gigpo"] = "grpo"
+    """Group-relative advantage; `gigpo` also compares turns that began in the same state."""
+    gamma: float = Field(0.95, gt=0, le=1)
+    """Discount over turns (`gigpo`)."""
+    step_weight: float = Field(1.0, ge=0)
+    """Weight of the turns' own advantage beside the episode's (`gigpo`)."""
     loss: Literal["ppo_clip", "plain"] = "ppo_clip"
     """Loss per token."""
     clip_low: float = Field(0.2, ge=0, le=1)

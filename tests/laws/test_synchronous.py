@@ -111,6 +111,7 @@ async def asynchronous(env: type[toys.Colours], concurrency: int, **engine: Any)
 
 @pytest.fixture(scope="module")
 def reference() -> Run:
+    toys.warm_policy()  # made (and kept) outside of any event loop
     return asyncio.run(synchronous())
 
 

@@ -15,6 +15,7 @@ import toys
 
 import rollenv
 from rollenv.agents.llm import LLMAgent
+from rollenv.config.train import AlgoConfig
 from rollenv.inference import Completion, SamplingParams, ScriptedEngine
 from rollenv.inference.chat import ChatFormat
 from rollenv.rollout.env_pool import EnvPool
@@ -144,7 +145,7 @@ def test_exactly_the_sampled_tokens_train_each_once(history: Any, segments: int)
         trained += [token for token, sampled in zip(stream.ids, stream.mask, strict=True) if sampled]
         assert all(v == -1 for v, m in zip(stream.policy_versions, stream.mask, strict=True) if not m)
     assert trained == [token for said in engine.said for token in said]
-    samples = samples_of([Group(GroupRequest(0, "t", 1, 0), [trajectory])], "grpo")
+    samples = samples_of([Group(GroupRequest(0, "t", 1, 0), [trajectory])], AlgoConfig())
     assert train_tokens(samples).targets_N.tolist() == trained
 
 

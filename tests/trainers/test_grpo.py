@@ -238,13 +238,13 @@ def test_failed_episodes_and_singletons_never_train(origin: Policy) -> None:
     without[4].trajectories = [t for t in without[4].trajectories if t.stop is not StopReason.FAILED]
     a, b = (step_gradients(origin, g, algo(), optim(), 1.0)[0] for g in (groups, without))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    samples = samples_of(groups, "grpo")
-    singleton = samples_of([groups[3]], "grpo")
-    assert {s.advantage for s in singleton} == {0.0}
+    samples = samples_of(groups, AlgoConfig())
+    singleton = samples_of([groups[3]], AlgoConfig())
+    assert {a for s in singleton for a in s.advantages} == {0.0}
     # Masked by advantage zero, they still count among the tokens over which the mean is taken.
     longer, _ = step_gradients(origin, groups[:2], algo(), optim(), 1.0)
     with_single, _ = step_gradients(origin, [*groups[:2], groups[3]], algo(), optim(), 1.0)
-    n = len(train_tokens(samples_of(groups[:2], "grpo")).targets_N)
+    n = len(train_tokens(samples_of(groups[:2], AlgoConfig())).targets_N)
     more = n + len(train_tokens(singleton).targets_N)
     for name in longer:
         torch.testing.assert_close(with_single[name] * more / n, longer[name], rtol=1e-4, atol=1e-7, msg=name)
@@ -254,7 +254,7 @@ def test_failed_episodes_and_singletons_never_train(origin: Policy) -> None:
 def test_observation_tokens_never_train(origin: Policy) -> None:
     """Only where the mask is 1 does a target enter the loss."""
     groups = make_groups()
-    samples = samples_of(groups, "grpo")
+    samples = samples_of(groups, AlgoConfig())
     tokens = train_tokens(samples)
     flat = [(i, m) for s in samples for i, m in zip(s.ids, s.mask, strict=True)]
     assert tokens.targets_N.tolist() == [i for i, m in flat if m]
@@ -370,16 +370,17 @@ def test_invalid_actions_cost_their_penalty_each() -> None:
 def test_segments_of_one_episode_are_one_sequence_with_one_advantage() -> None:
     """A fork duplicates no sample before the group is normalised."""
     groups = make_groups(seed=1)
-    samples = samples_of(groups, "rloo")
+    samples = samples_of(groups, AlgoConfig(advantage="rloo"))
     episodes = [t for g in groups for t in g.trainable]
     assert [s.sequence for s in samples] == [i for i, t in enumerate(episodes) for _ in t.segments()]
     assert any(len(t.segments()) > 1 for t in episodes)
     for sequence in range(len(episodes)):
-        assert len({s.advantage for s in samples if s.sequence == sequence}) == 1
+        of_one = [s for s in samples if s.sequence == sequence]
+        assert len({a for s in of_one for a, m in zip(s.advantages, s.mask, strict=True) if m}) == 1
 
 
 def test_a_sampled_token_with_nothing_before_it_cannot_train() -> None:
     trajectory = Trajectory("e", "t", 0, turns=[Turn("", [], [5, 6], [-1.0, -1.0], [0, 0])], stop=StopReason.TERMINATED)
-    tokens = train_tokens(samples_of([Group(GroupRequest(0, "t", 1, 0), [trajectory])], "grpo"))
+    tokens = train_tokens(samples_of([Group(GroupRequest(0, "t", 1, 0), [trajectory])], AlgoConfig()))
     assert tokens.targets_N.tolist() == [6]
     assert tokens.rows_N.tolist() == [0]
