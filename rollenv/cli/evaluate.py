@@ -44,8 +44,9 @@ def evaluate(
     split: Annotated[str, typer.Option("--split", help="Which tasks.")] = "test",
     samples: Annotated[int, typer.Option("--samples", min=1, help="Episodes per task.")] = 1,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0 takes the most probable token.")
-    ] = 0.0,
+        float | None,
+        typer.Option("--temperature", min=0.0, help="0: the most probable token (default: as while training)."),
+    ] = None,
     seed: SeedOption = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Episodes in flight.")] = None,
     out: Annotated[
@@ -59,6 +60,7 @@ def evaluate(
     if out is not None and out.exists() and not out.is_dir():
         raise RollenvError(f"--out {out} is a file: give a folder")
     plan = _planned(env, settings or [], config, agent, model, {"rollout.concurrency": concurrency})
+    temperature = plan.config.eval.temperature if temperature is None else temperature
     order = _Order(split, episodes, samples, temperature, seed or 0, out)
     summary, failure = asyncio.run(_carry_out(plan, order))
     _tell(plan, summary, failure)
@@ -98,13 +100,16 @@ def _planned(
     from rollenv.agents import make_agent
     from rollenv.agents.base import ChatAgent
     from rollenv.config import AgentConfig, TrainConfig, load_config, parse_override
-    from rollenv.registration import spec
+    from rollenv.config.load import resolve_key
+    from rollenv.registration import keyword_names, spec
 
     words = [*as_words(options), *settings]
     config = load_config(TrainConfig, env, file, words)
-    for word in words:
-        _check_read(parse_override(word)[0])
     env_spec = spec(config.env)
+    for word in words:
+        key = resolve_key(TrainConfig, parse_override(word)[0], keyword_names(env_spec.load()))
+        if key in NOT_READ or not key.startswith(READ_HERE):
+            raise RollenvError(f"'{key}' means nothing to an evaluation: leave it out ('rollenv eval --help')")
     name = agent or config.agent.name
     if agent is None or agent == config.agent.name:
         arguments = config.agent.arguments
@@ -118,12 +123,6 @@ def _planned(
         return _Plan(config, env_spec, name, arguments, None)
     path = resolve_model(config.model_copy(update={"model": model or config.model}), env_spec, None)
     return _Plan(config, env_spec, name, arguments, path)
-
-
-def _check_read(key: str) -> None:
-    """Refuses settings that only training reads. Keys without a dot were resolved by `load_config` already."""
-    if key in NOT_READ or ("." in key and not key.startswith(READ_HERE)):
-        raise RollenvError(f"'{key}' means nothing to an evaluation: leave it out ('rollenv eval --help')")
 
 
 async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import toys
 
 from rollenv.cli import main
@@ -166,7 +170,7 @@ def test_the_environment_of_the_readme_is_trained(root: Path, tmp_path: Path) ->
     readme = (root / "README.md").read_text()
     (tmp_path / "corridor.py").write_text(documented(root, "README.md", "corridor.py"))
     commands = [
-        line.split("#")[0].split()[1:]
+        shlex.split(line, comments=True)[1:]
         for block in code_blocks(readme, "bash")
         for line in block.replace("\\\n", " ").splitlines()
         if line.startswith("rollenv") and "corridor.py" in line
@@ -181,7 +185,6 @@ def test_the_environment_of_the_readme_is_trained(root: Path, tmp_path: Path) ->
             input="2\n" * 5,
             capture_output=True,
             text=True,
-            env=None,
         )
         assert done.returncode == 0, done.stderr
     assert "solved after" in done.stdout
@@ -199,3 +202,33 @@ def test_the_environment_of_the_how_to_passes_check_env(
     env = rollenv.make("corridor")
     rollenv.check_env(env)
     env.close()
+
+
+def test_the_python_of_the_readme_runs(root: Path) -> None:
+    exec(documented(root, "README.md", "shop.py"), {})
+
+
+def test_a_full_disk_loses_nothing(
+    tiny: Path,
+    tmp_path: Path,
+    temp_registry: object,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, save = tmp_path / "run", torch.save
+
+    def full(tensors: object, path: Path) -> None:
+        if "step-000002" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(tensors, path)
+
+    monkeypatch.setattr(torch, "save", full)
+    assert main(train_command(tiny, run, "--steps", "3", "checkpoint.every=1")) == 2
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    assert sentence.startswith("error: cannot write checkpoint")
+    assert "No space left on device" in sentence
+    assert "step-000001'" in sentence
+    assert [folder.name for folder in (run / "checkpoints").iterdir()] == ["step-000001"]
+    monkeypatch.setattr(torch, "save", save)
+    assert main(["train", *IMPORT, "--resume", str(run)]) == 0
+    assert [line["step"] for line in metrics(run)] == [0, 1, 2, 3]

@@ -194,6 +194,34 @@ def test_webshop_is_played_by_number(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "Price: $" in out
 
 
+# -- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_names_what_is_missing_and_what_mends_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollenv.cli import doctor
+
+    monkeypatch.setattr(doctor, "SMOKE_SECONDS", 0.1)
+    code = main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    checks = {check["name"]: check for check in report["checks"]}
+    assert code == (0 if report["ok"] else 1)
+    assert {"python", "torch", "vllm", "docker", "seed policy", "webshop"} <= set(checks)
+    assert checks["torch"]["status"] == checks["webshop"]["status"] == "ok"
+    assert all(check["mend"] for check in checks.values() if check["status"] in ("missing", "optional"))
+    find_spec = doctor.importlib.util.find_spec
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert {
+        "name": "torch",
+        "status": "missing",
+        "detail": "not installed",
+        "mend": "pip install 'rollenv[train]'",
+    } in (report["checks"])
+
+
 # -- the screen ------------------------------------------------------------------------------------------------------
 
 
