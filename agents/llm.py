@@ -57,8 +57,13 @@ class LLMAgent:
 
     def _text_of(self, history: Sequence[Step], turn: int) -> str:
         step = history[turn]
+        if "text" not in step.data:  # rendered once, so that what an environment does to its info changes no past
+            step.data["text"] = self._render(step, history[turn - 1] if turn else None)
+        return str(step.data["text"])
+
+    def _render(self, step: Step, before: Step | None) -> str:
         parts = [step.observation]
-        if turn and not history[turn - 1].valid_action:
+        if before is not None and not before.valid_action:
             parts.insert(0, "That action is not possible.")
         actions = step.info.get("admissible_actions")
         if self.list_actions and actions:

@@ -72,7 +72,10 @@ def write(
         raise RollenvError(
             f"cannot write checkpoint '{folder}': {reason:.200}; {whole}: make room, then continue with --resume"
         ) from error
-    for old in found(run)[:-keep]:
+    # What is newer than this step is of a future that the run has turned away from (it continued from before).
+    others = [other for other in found(run) if other.step != step]
+    stale = [other for other in others if other.step > step]
+    for old in stale + [other for other in others if other.step < step][: -keep + 1 or None]:
         shutil.rmtree(old.folder, ignore_errors=True)
     return Checkpoint(folder, step)
 

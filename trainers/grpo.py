@@ -129,10 +129,10 @@ class GRPOTrainer:
         for micro in minibatch:
             self._loss(micro, totals).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self._optim.max_grad_norm)
-        if torch.isfinite(norm):
-            self.optimizer.step()
-        else:
+        if not torch.isfinite(norm):
             totals.values["skipped_updates"] += 1
+            return 0.0
+        self.optimizer.step()
         return float(norm)
 
     def _loss(self, micro: MicroBatch, totals: Totals) -> Tensor:

@@ -92,7 +92,7 @@ def imitate(
 def _step(policy: Policy, batch: Sequence[Demonstration], settings: ImitateSettings) -> tuple[float, float]:
     """Accumulates the gradient of one batch; returns the weighted loss and the mean loss of written tokens."""
     weights = [[1.0 if m else settings.observation_weight for m in d.mask[1:]] for d in batch]
-    total_weight = sum(map(sum, weights))
+    total_weight = max(sum(map(sum, weights)), 1e-9)
     written = max(1, sum(sum(d.mask[1:]) for d in batch))
     loss_sum, action_sum = 0.0, 0.0
     for members in split_by_tokens([len(d.ids) for d in batch], settings.microbatch_tokens):

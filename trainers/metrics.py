@@ -24,7 +24,10 @@ class MetricsWriter:
         self._path = run / "metrics.jsonl"
         kept = [line for line in read_metrics(run) if line["step"] <= step] if step else []
         write_atomically(self._path, (json.dumps(line) + "\n" for line in kept))
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+        try:
+            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+        except OSError as error:
+            raise RollenvError(f"cannot write '{run / 'tensorboard'}': {error.strerror}") from error
 
     def write(self, figures: dict[str, Any]) -> None:
         """Writes the figures of a step, `step` among them. Raises RollenvError when the disk refuses."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +45,7 @@ class Policy:
         """A policy from parts; takes the model over (its attention becomes the packed one)."""
         model = model.float().to(device)
         model.config._attn_implementation = ATTENTION
-        model.train()
+        model.eval()  # without dropout: the policy that is trained is the one that sampled
         return cls(model, tokenizer, ChatFormat(tokenizer), torch.device(device), precision)
 
     @contextlib.contextmanager
@@ -135,8 +135,3 @@ def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
 def n_parameters(model: PreTrainedModel) -> int:
     """Parameters, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def lengths_of(samples: Sequence[Any]) -> list[int]:
-    """Tokens of each sample."""
-    return [len(sample.ids) for sample in samples]

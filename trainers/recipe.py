@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,15 @@ class ImitationRun:
         config = self.config
         device = choose_device(config.device, config.threads)
         policy = self._policy(device)
+        context = int(policy.model.config.max_position_embeddings)
+        self._limits = replace(self._limits, max_tokens=context)
         demonstrations, expert_success = self._demonstrations(policy.chat)
+        demonstrations = [d for d in demonstrations if len(d.ids) <= context]
+        if not demonstrations:
+            raise RollenvError(
+                f"agent '{config.expert.name}' left nothing to imitate in {config.episodes} episodes of "
+                f"'{self.spec.name}': all failed or were longer than the model's {context} positions"
+            )
         settings = ImitateSettings(
             epochs=config.epochs,
             batch=config.batch,

@@ -41,7 +41,7 @@ OnFigures = Callable[[str, dict[str, Any]], None]
 """Called with ("step" | "eval" | "checkpoint", figures) as the run goes."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Interrupted(Exception):
     """The run was asked to stop; `folder` is the checkpoint to continue from."""
 
@@ -196,7 +196,7 @@ class TrainRun:
 
         Raises:
             Interrupted: it was asked to stop; a checkpoint has been written.
-            RollenvError: episodes fail and fail, or the disk is full.
+            RollenvError: episodes fail and fail (a checkpoint has been written), or the disk is full.
         """
         try:
             await self.engine.update_weights(self.step, self.policy.state())

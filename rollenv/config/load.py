@@ -51,7 +51,8 @@ def load_config(
     for key, value in words:
         if key != "env":
             _put(data, resolve_key(model, key, env_keys), value)
-    unknown = [key for key in data.get("env_args", {}) if key not in env_keys]
+    given = data.get("env_args")
+    unknown = [key for key in given if key not in env_keys] if isinstance(given, Mapping) else []
     if unknown:
         raise RollenvError(
             f"environment '{env_spec.name}' takes no argument '{unknown[0]}'{did_you_mean(unknown[0], env_keys)}"
@@ -153,4 +154,6 @@ def _put(data: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     for part in path:
         data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise RollenvError(f"'{part}' is a section, so '{key}' cannot be set while {part}={data!r:.60}")
     data[last] = value

@@ -13,7 +13,7 @@ class Section(BaseModel):
     TOML has no null: the text "none" stands for it wherever the field may be none, and in free arguments.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -32,7 +32,7 @@ class Section(BaseModel):
 
 
 class AgentConfig(Section):
-    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: str = "llm"
     """Which agent; further keys of this section are its arguments (`action_format`, `history`, `system`, ...)."""

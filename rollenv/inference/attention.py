@@ -22,10 +22,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rollenv.inference.kv_cache import BLOCK, Slab, Slot
+from rollenv.inference.kernels import Plan, Writes, attend, store
+from rollenv.inference.kv_cache import BLOCK, Slot
 
 IMPLEMENTATION = "rollenv_packed"
 """The name under which transformers knows `packed_attention`."""
@@ -97,15 +97,6 @@ class Chunk:
     sample: bool
 
 
-@dataclass(slots=True)
-class _Write:
-    """Which packed tokens go into which rows of one slab's layer, seen as [slots * kv_heads * capacity, head_dim]."""
-
-    slab: Slab
-    tokens: slice
-    target_TG: torch.Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class _Spans:
     """Runs of packed query rows, each of one sequence: S of them, one element per span in every array.
@@ -127,26 +118,6 @@ class _Spans:
         return _Spans(*(column[which] for column in columns))
 
 
-@dataclass(slots=True)
-class _Group:
-    """Spans attended by one call: N cache rows (a view or a gather), L keys, [N * Q] query rows, and the mask."""
-
-    slab: Slab
-    rows: slice | torch.Tensor
-    n: int
-    length: int
-    queries_NQ: torch.Tensor
-    mask: torch.Tensor
-
-
-@dataclass(slots=True)
-class _Plan:
-    """Packed query rows lined up in groups, and where each row is found in the groups' outputs laid end to end."""
-
-    groups: list[_Group]
-    inverse_T: torch.Tensor
-
-
 class PackedBatch:
     """The chunks of one step (or of one worker's share of it), laid out once and used by every layer.
 
@@ -161,6 +132,8 @@ class PackedBatch:
         n_tokens: tokens without padding.
         sampled: the chunks that asked for scores, in the order of `logit_rows`.
         logit_rows: packed rows of their last tokens, padded to a multiple of the tile by repeating row 0.
+        writes, plan: for `kernels.store` and `kernels.attend`.
+        last_plan: as `plan`, for queries that are those of `logit_rows` only.
     """
 
     def __init__(self, chunks: Sequence[Chunk], layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
@@ -183,12 +156,12 @@ class PackedBatch:
         last = np.zeros(self._padded(len(asks)), dtype=np.int64)
         last[: len(asks)] = (row + n - 1)[asks]
         self.logit_rows = self._put(last)
-        self._writes = self._plan_writes(np.repeat(slab, n), np.repeat(index, n), positions[: self.n_tokens])
-        self._plan = self._last_plan = self._line_up(_cut(slab, index, row, n, start), len(positions))
+        self.writes = self._plan_writes(np.repeat(slab, n), np.repeat(index, n), positions[: self.n_tokens])
+        self.plan = self.last_plan = self._line_up(_cut(slab, index, row, n, start), len(positions))
         if len(asks) < self.n_tokens:
             one = np.ones_like(asks)
             spans = _Spans(slab[asks], index[asks], one, np.arange(len(asks)), one, (start + n - 1)[asks])
-            self._last_plan = self._line_up(spans, len(last))
+            self.last_plan = self._line_up(spans, len(last))
 
     def _padded(self, n: int) -> int:
         return -(-n // self.layout.tile) * self.layout.tile
@@ -196,21 +169,21 @@ class PackedBatch:
     def _put(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-    def _plan_writes(self, slab_T: Ints, index_T: Ints, position_T: Ints) -> list[_Write]:
+    def _plan_writes(self, slab_T: Ints, index_T: Ints, position_T: Ints) -> Writes:
         """One write per slab; tokens are sorted by slab, so each writes one stretch of them."""
         heads = np.arange(self.layout.n_kv_heads)
         bounds = np.searchsorted(slab_T, np.arange(len(self._slabs) + 1)).tolist()
-        writes = []
+        targets = []
         for slab, (first, end) in zip(self._slabs, itertools.pairwise(bounds), strict=True):
             row = index_T[first:end, None] * self.layout.n_kv_heads + heads
-            target = row * slab.capacity + position_T[first:end, None]
-            writes.append(_Write(slab, slice(first, end), self._put(target.reshape(-1))))
-        return writes
+            targets.append(self._put((row * slab.capacity + position_T[first:end, None]).reshape(-1)))
+        keys, values = [s.keys for s in self._slabs], [s.values for s in self._slabs]
+        return Writes(keys, values, bounds[:-1], bounds[1:], targets)
 
-    def _line_up(self, spans: _Spans, n_rows: int) -> _Plan:
+    def _line_up(self, spans: _Spans, n_rows: int) -> Plan:
         """Groups spans of the same slab, part and query length: no slot is twice in a group."""
         inverse = np.zeros(n_rows, dtype=np.int64)
-        groups: list[_Group] = []
+        plan = Plan([], [], [], [], [], [], [], [], torch.empty(0))
         base = 0
         query_length = self.layout.query_lengths[spans.n]
         keys = (spans.slab * (1 << 20) + spans.part) * (1 << 20) + query_length
@@ -220,22 +193,22 @@ class PackedBatch:
             key_length = self.layout.key_length(int((spans.start + spans.n)[members].max()))
             per_call = max(1, MASK_ELEMENTS // (q_length * self.layout.ratio * key_length))
             for first in range(0, len(members), per_call):
-                group = self._group(spans.pick(members[first : first + per_call]), q_length, key_length, inverse, base)
-                groups.append(group)
-                base += group.n * q_length
-        return _Plan(groups, self._put(inverse))
+                group = spans.pick(members[first : first + per_call])
+                base += q_length * self._add_group(plan, group, q_length, key_length, inverse, base)
+        return plan._replace(inverse=self._put(inverse))
 
-    def _group(self, spans: _Spans, query_length: int, key_length: int, inverse: Ints, base: int) -> _Group:
+    def _add_group(
+        self, plan: Plan, spans: _Spans, query_length: int, key_length: int, inverse: Ints, base: int
+    ) -> int:
         """Lines spans up and notes in `inverse` where their rows will be, the group's first being `base`.
 
-        A dense range of slots is attended as a view, with the slots between computed in vain.
+        A dense range of slots is attended as a view, with the slots between computed in vain. Returns the N lines.
         """
         low, high = int(spans.index.min()), int(spans.index.max()) + 1
-        rows: slice | torch.Tensor
-        if high - low <= 1.5 * len(spans.index) + 1:
-            rows, n_lines, line = slice(low, high), high - low, spans.index - low
-        else:
-            rows, n_lines, line = self._put(spans.index), len(spans.index), np.arange(len(spans.index))
+        gather = np.empty(0, dtype=np.int64)
+        n_lines, line = high - low, spans.index - low
+        if n_lines > 1.5 * len(spans.index) + 1:
+            gather, n_lines, line = spans.index, len(spans.index), np.arange(len(spans.index))
         token = np.arange(query_length)[None]
         real = token < spans.n[:, None]
         token = np.minimum(token, spans.n[:, None] - 1)
@@ -245,39 +218,17 @@ class PackedBatch:
         limit = np.zeros_like(queries)
         limit[line] = spans.start[:, None] + token
         limit = limit[:, :1] if spans.n.max() == 1 else np.repeat(limit, self.layout.ratio, axis=1)
-        mask = _mask(self._put(limit.reshape(-1)), key_length, self.dtype).view(n_lines, 1, -1, key_length)
         slab = self._slabs[int(spans.slab[0])]
-        return _Group(slab, rows, n_lines, key_length, self._put(queries.reshape(-1)), mask)
-
-    def store(self, layer: int, key_TGD: torch.Tensor, value_TGD: torch.Tensor) -> None:
-        """Writes this step's keys and values into the cache."""
-        dim = key_TGD.shape[-1]
-        for write in self._writes:
-            keys, values = write.slab.keys[layer].view(-1, dim), write.slab.values[layer].view(-1, dim)
-            keys.index_copy_(0, write.target_TG, key_TGD[write.tokens].reshape(-1, dim))
-            values.index_copy_(0, write.target_TG, value_TGD[write.tokens].reshape(-1, dim))
-
-    def attend(self, layer: int, query_THD: torch.Tensor, scale: float | None, last: bool = False) -> torch.Tensor:
-        """Every query attends to its own sequence, as far as its own position: [T, H, D].
-
-        With `last` the queries are those of `logit_rows` only (what the last layer needs), and so is the result.
-        """
-        plan = self._last_plan if last else self._plan
-        heads, kv_heads, dim = self.layout.n_heads, self.layout.n_kv_heads, query_THD.shape[-1]
-        outputs = []
-        for group in plan.groups:
-            n, length = group.n, group.length
-            lined = query_THD.index_select(0, group.queries_NQ).view(n, -1, kv_heads, self.layout.ratio, dim)
-            q = lined.transpose(1, 2).reshape(n, kv_heads, -1, dim)
-            keys = group.slab.keys[layer, group.rows, :, :length]
-            values = group.slab.values[layer, group.rows, :, :length]
-            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=scale)
-            out = out.view(n, kv_heads, -1, self.layout.ratio, dim).transpose(1, 2)
-            outputs.append(out.reshape(-1, heads, dim))
-        if not outputs:
-            return query_THD.new_empty(0, heads, dim)
-        gathered = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return gathered.index_select(0, plan.inverse_T)
+        plan.keys.append(slab.keys)
+        plan.values.append(slab.values)
+        plan.gather.append(self._put(gather))
+        plan.low.append(low)
+        plan.high.append(high)
+        plan.length.append(key_length)
+        plan.queries.append(self._put(queries.reshape(-1)))
+        mask = _mask(self._put(limit.reshape(-1)), key_length, self.dtype)
+        plan.masks.append(mask.view(n_lines, 1, -1, key_length))
+        return n_lines
 
 
 def _cut(slab: Ints, index: Ints, row: Ints, n: Ints, start: Ints) -> _Spans:
@@ -329,8 +280,9 @@ def packed_attention(
         if kwargs.get(unsupported) is not None:
             raise RuntimeError(f"{type(module).__name__} uses '{unsupported}' in attention, which TorchEngine lacks")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    rollenv_batch.store(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    out = rollenv_batch.attend(layer, query[0].transpose(0, 1), scaling)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    store(rollenv_batch.writes, layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    out = attend(rollenv_batch.plan, layer, query[0].transpose(0, 1), key.shape[1], scale)
     return out.unsqueeze(0), None
 
 

@@ -169,17 +169,12 @@ def test_no_override_whatever_ends_in_anything_but_a_configuration_or_a_sentence
     assert isinstance(outcome, TrainConfig) or "\n" not in str(outcome)
 
 
-NOT_YET = "rollenv/config does not refuse it in a sentence yet"
-
-
-@pytest.mark.xfail(reason=NOT_YET, strict=True)
 @pytest.mark.parametrize("word", ["eta=inf", "entropy_coef=nan", "lr=inf", "kl_coef=inf"])
 def test_numbers_that_are_not_finite_are_refused(word: str) -> None:
     with pytest.raises(RollenvError, match="finite"):
         load(word)
 
 
-@pytest.mark.xfail(reason=NOT_YET, strict=True)
 @pytest.mark.parametrize("word", ["env_args=1", "env_args=[1]"])
 def test_environment_arguments_that_are_no_table_are_refused(word: str) -> None:
     with pytest.raises(RollenvError, match=r"env_args=.*dictionary"):
@@ -234,8 +229,8 @@ def test_the_environment_may_come_from_the_file_and_the_word_wins(tmp_path: Path
         ("[optim]\nlrr = 3", r"no key 'optim\.lrr'; did you mean 'optim\.lr'"),
         ("[optim]\nlr = 'fast'", r"run\.toml: optim\.lr=\"fast\""),
         ("[env_args]\nn_task = 3", r"takes no argument 'n_task'; did you mean 'n_tasks'"),
-        pytest.param("optim = 3", "optim", marks=pytest.mark.xfail(reason=NOT_YET, strict=True)),
-        pytest.param("env_args = 3", "env_args", marks=pytest.mark.xfail(reason=NOT_YET, strict=True)),
+        ("optim = 3", "optim"),
+        ("env_args = 3", "env_args"),
         ("agent = 'llm'", "agent"),
     ],
 )

@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 from rollenv.inference.attention import Chunk, Layout, PackedBatch  # noqa: E402
 from rollenv.inference.invariance import probe  # noqa: E402
+from rollenv.inference.kernels import attend, store  # noqa: E402
 from rollenv.inference.kv_cache import BLOCK, KVCache, KVShape, Slot  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -111,12 +112,12 @@ def check(batch: PackedBatch, parts: dict[Chunk, tuple[Sequence, int]]) -> None:
         torch.cat([*(getattr(s, x)[a:b] for s, a, b in rows), torch.randn(padding, getattr(rows[0][0], x).shape[1], 8)])
         for x in "qkv"
     )
-    batch.store(1, k, v)
-    out = batch.attend(1, q, 0.3)
+    store(batch.writes, 1, k, v)
+    out = attend(batch.plan, 1, q, 2, 0.3)
     expected = torch.cat([s.expected(a, b) for s, a, b in rows])
     torch.testing.assert_close(out[: batch.n_tokens], expected, atol=1e-5, rtol=1e-4)
     assert batch.positions_T[: batch.n_tokens].tolist() == [p for _, a, b in rows for p in range(a, b)]
-    last = batch.attend(1, q.index_select(0, batch.logit_rows), 0.3, last=True)
+    last = attend(batch.last_plan, 1, q.index_select(0, batch.logit_rows), 2, 0.3)
     assert batch.sampled == [c for c in order if c.sample]
     n = len(batch.sampled)
     torch.testing.assert_close(last[:n], out.index_select(0, batch.logit_rows)[:n], atol=1e-5, rtol=1e-4)
