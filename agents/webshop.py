@@ -41,11 +41,11 @@ class WebShopAgent:
 
     Args:
         action_format: `text` (`click[b09xyz]`) or `numbered` (each clickable has a number after its label; products
-            are shown as `title $price [3]`, and chosen by number, `click [3]`, or by an unambiguous label,
-            `click navy blue`; `search[...]` and `click[...]` are understood too).
+            are shown as `title $price [3]`, and chosen by number, `click [3]`; what else there is by number or by
+            label, `click buy now`, `click color: navy blue`; `search[...]` and `click[...]` are understood too).
         system: the system prompt; None takes the one of the format, `""` means none.
-        history: `"full"` or the number of turns the model sees. With the full history a page that has not changed
-            is not shown again.
+        history: `"full"` or the number of turns the model sees. With the full history a page that the model has seen
+            is named, not shown again.
         title_words: cut product titles after so many words (None: whole).
     """
 
@@ -74,18 +74,24 @@ class WebShopAgent:
         """The user message of a turn. Rendered once: it depends only on turns up to that one."""
         step = history[turn]
         if "text" not in step.data:
-            step.data["text"] = self._render(step, history[turn - 1] if turn else None)
+            refused = turn > 0 and not history[turn - 1].valid_action
+            step.data["text"] = (_IMPOSSIBLE + "\n" if refused else "") + self._render(history, turn)
         return str(step.data["text"])
 
-    def _render(self, step: Step, before: Step | None) -> str:
-        refusal = _IMPOSSIBLE + "\n" if before is not None and not before.valid_action else ""
-        if before is not None and self.history == "full" and before.observation == step.observation:
-            step.data["clickables"] = before.data["clickables"]
-            return refusal + _SAME_PAGE
+    def _render(self, history: Sequence[Step], turn: int) -> str:
+        step = history[turn]
+        if self.history == "full":
+            seen = next((t for t in range(turn) if history[t].observation == step.observation), None)
+            if seen is not None:
+                step.data.update(clickables=history[seen].data["clickables"], name=history[seen].data["name"])
+                return (
+                    _SAME_PAGE if history[turn - 1].observation == step.observation else f"Again: {step.data['name']}"
+                )
         instruction, page = split_instruction(step.observation)
-        shown = instruction + "\n" if instruction and (before is None or self.history != "full") else ""
+        shown = instruction + "\n" if instruction and (turn == 0 or self.history != "full") else ""
         lines = list(self._numbered(page, step) if self.action_format == "numbered" else self._plain(page, step))
-        return refusal + shown + "\n".join(lines)
+        step.data["name"] = page_name(page)
+        return shown + "\n".join(lines)
 
     def _plain(self, page: list[str], step: Step) -> Iterator[str]:
         available = step.info["available_actions"]
@@ -97,20 +103,23 @@ class WebShopAgent:
 
     def _numbered(self, page: list[str], step: Step) -> Iterator[str]:
         clickables = set(step.info["available_actions"]["clickables"])
+        nodes = list(results(page, clickables))
+        options = option_names([node for node, _, _ in nodes], clickables)
         numbers: list[tuple[str, str]] = []  # (what to click, its label), by number - 1
         line: list[str] = []
-        for node, title, price in results(page, clickables):
+        group = ""
+        for index, (node, title, price) in enumerate(nodes):
             if node.lower() not in clickables:
                 if line:
                     yield " ".join(line)
-                line = [node]
+                group = node if index in options else ""
+                line = [f"- {node}:" if group else node]
                 continue
-            label = f"{self._cut(title)} {price}" if price else node
-            numbers.append((node.lower(), title if price else node))
+            numbers.append((node.lower(), title if price else f"{group}: {node}" if group else node))
             if price and line:
                 yield " ".join(line)
                 line = []
-            line.append(f"{label} [{len(numbers)}]")
+            line.append(f"{self._cut(title)} {price} [{len(numbers)}]" if price else f"{node} [{len(numbers)}]")
         step.data["clickables"] = numbers
         if line:
             yield " ".join(line)
@@ -153,7 +162,8 @@ class WebShopAgent:
             return f"search {match[2]}"
         for number, (click, label) in enumerate(step.data["clickables"], start=1):
             if click == match[2].lower():
-                return f"click [{number}]" if label.lower() != click else f"click {click}"
+                is_product = not label.lower().endswith(click)
+                return f"click [{number}]" if is_product else f"click {label.lower()}"
         return action
 
 
@@ -164,6 +174,24 @@ def split_instruction(observation: str) -> tuple[str, list[str]]:
         return "", nodes
     at = nodes.index("Instruction:")
     return nodes[at + 1] if len(nodes) > at + 1 else "", nodes[:at] + nodes[at + 2 :]
+
+
+def page_name(page: Sequence[str]) -> str:
+    """What a page is called when it comes again: its number among the hits, or the product's title."""
+    for index, node in enumerate(page):
+        if node.startswith("Page "):
+            return node.split(" (")[0]
+        if node.startswith("Price: ") and index:
+            return page[index - 1]
+    return page[-1] if page else ""
+
+
+def option_names(nodes: Sequence[str], clickables: set[str]) -> set[int]:
+    """Which nodes of a product's page name a group of options: those before its price that a value follows."""
+    if "buy now" not in clickables:
+        return set()
+    end = next((i for i, node in enumerate(nodes) if node.startswith("Price: ")), 0)
+    return {i for i in range(end - 1) if nodes[i].lower() not in clickables and nodes[i + 1].lower() in clickables}
 
 
 def results(page: Sequence[str], clickables: set[str]) -> Iterator[tuple[str, str, str]]:

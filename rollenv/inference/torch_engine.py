@@ -237,7 +237,7 @@ class TorchEngine:
         self._workers = [DaemonThread(f"rollenv-engine-{i}") for i in range(workers)]
         if workers > 1:
             for worker in self._workers:
-                worker.submit(lambda: torch.set_num_threads(1)).result()
+                worker.submit(_use_one_core).result()
             torch.set_num_threads(threads)  # the workers' calls have also set what threads born later start with
 
     def _probe(self) -> tuple[Any, bool]:
@@ -669,6 +669,12 @@ class TorchEngine:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 self._targets[name].copy_(tensor)
+
+
+def _use_one_core() -> None:
+    """Makes torch use one core for what the calling thread asks of it."""
+    torch.get_num_threads()  # torch sets a thread up when it first asks, which would undo the next line later on
+    torch.set_num_threads(1)
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

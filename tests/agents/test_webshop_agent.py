@@ -56,8 +56,8 @@ def test_numbered_pages() -> None:
     assert "Red Running Shoe $20.0 [3]" in pages[1].splitlines()
     assert "Blue Shoe $10.0 to $15.0 [4]" in pages[1].splitlines()
     assert "B01AAAAAAA" not in pages[1]
-    assert re.search(r"size 7 \[3\] 8 \[4\]", pages[2])
-    assert re.search(r"color red \[5\]", pages[2])
+    assert "- size: 7 [3] 8 [4]" in pages[2].splitlines()
+    assert "- color: red [5]" in pages[2].splitlines()
     assert "Buy Now [9]" in pages[2]
     assert not any("find a red shoe" in page for page in pages[1:])  # the instruction is shown once
 
@@ -241,3 +241,20 @@ def test_the_original_pages_hits_have_titles_and_prices(pages: list[tuple[str, d
         assert all(title and price.startswith("$") for _, title, price in hits_of)
         seen += 1
     assert seen > 3
+
+
+def test_a_page_seen_before_is_named_and_its_numbers_stay() -> None:
+    agent = WebShopAgent("numbered", system="")
+    history = [start(), hits(), item(), hits()]
+    for turn in range(len(history)):
+        pages = agent.messages(history[: turn + 1])
+    assert pages[-1].content == "Again: Page 1"
+    assert agent.action("click [3]", history[3]) == agent.action("click [3]", history[1])
+
+
+def test_a_windowed_history_shows_every_page_whole() -> None:
+    agent = WebShopAgent("numbered", system="", history=1)
+    history = [start(), hits(), item(), hits()]
+    for turn in range(len(history)):
+        pages = agent.messages(history[: turn + 1])
+    assert "Red Running Shoe $20.0 [3]" in pages[-1].content

@@ -572,6 +572,29 @@ def test_an_engine_outlives_the_event_loop_it_was_first_used_in() -> None:
     asyncio.run(engine.close())
 
 
+def test_workers_that_share_use_one_core_each_and_leave_the_callers_threads_alone() -> None:
+    before = torch.get_num_threads()
+
+    async def test(engine: TorchEngine) -> None:
+        await engine.generate([1], greedy(2), session="a")
+        assert [w.submit(torch.get_num_threads).result() for w in engine._workers] == [1, 1]
+        assert torch.get_num_threads() == before
+
+    in_engine(test, workers=2)
+
+
+def test_what_torchscript_compiled_gives_the_same_bits_as_the_plain_function() -> None:
+    from rollenv.inference import kernels
+
+    async def test(engine: TorchEngine) -> Any:
+        assert engine._runner._decode is not kernels.decode
+        compiled = await play(engine, 3, release=True)
+        engine._runner._decode = kernels.decode
+        assert compiled == await play(engine, 3, release=True)
+
+    in_engine(test, build("qwen3"))
+
+
 def test_idle_engines_do_not_spin() -> None:
     async def test(engine: TorchEngine) -> None:
         await engine.generate([1], greedy(2), session="a")
