@@ -64,7 +64,7 @@ class Ours:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.policy = Policy.of(copy.deepcopy(model), tokenizer)
         self.trainer = GRPOTrainer(self.policy, AlgoConfig(), OptimConfig(lr=LEARNING_RATE), total_steps=1000)
-        self.engine = TorchEngine(copy.deepcopy(model), tokenizer=tokenizer)
+        self.engine = TorchEngine(model, tokenizer=tokenizer)
         self.step_index = 0
 
     async def step(self, prompts: list[list[int]]) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from rollenv.errors import RollenvError
 from rollenv.inference.chat import ChatFormat
@@ -97,6 +98,18 @@ class Policy:
         save_model(self.model, self.tokenizer, folder)
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bars: what is on the disk already is there in no time."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
 def load_model(path: str | Path) -> tuple[PreTrainedModel, Any]:
     """Model (fp32) and tokenizer of a folder or hub name.
 
@@ -109,9 +122,11 @@ def load_model(path: str | Path) -> tuple[PreTrainedModel, Any]:
         raise RollenvError(
             f"model '{path}' is not a model folder: it has no config.json (a checkpoint keeps its model in 'model/')"
         )
+    name = str(folder if local else path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder if local else path))
-        model = AutoModelForCausalLM.from_pretrained(str(folder if local else path), dtype=torch.float32)
+        with quiet() if local else contextlib.nullcontext():
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     except (OSError, ValueError, KeyError, json.JSONDecodeError, RuntimeError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         where = "torn or not a causal language model" if local else "not a folder here, and not to be had from the hub"
@@ -126,7 +141,8 @@ def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
     implementation = model.config._attn_implementation
     model.config._attn_implementation = None
     try:
-        model.save_pretrained(folder)
+        with quiet():
+            model.save_pretrained(folder)
     finally:
         model.config._attn_implementation = implementation
     tokenizer.save_pretrained(folder)

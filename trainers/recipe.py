@@ -163,7 +163,9 @@ class ImitationRun:
         engine = TorchEngine(model, tokenizer=tokenizer, device=device)
         panel = self.tasks.panel(config.eval.split, min(config.eval.episodes, len(self.tasks.ids(config.eval.split))))
         sampling = SamplingParams(
-            max_tokens=64, temperature=config.eval.temperature, stop_token_ids=(policy.chat.end_of_turn_id,)
+            max_tokens=config.max_tokens,
+            temperature=config.eval.temperature,
+            stop_token_ids=(policy.chat.end_of_turn_id,),
         )
         play = ModelPlay(self._pool, self.spec.id, self.agent, engine, policy.chat, sampling, self._limits, "eval")
         try:

@@ -7,7 +7,7 @@ A run that continues from one equals a run that was never interrupted.
 from __future__ import annotations
 
 import asyncio
-import copy
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,14 +105,11 @@ class TrainRun:
             tensors = resume.tensors()
             self.trainer.load_state_dict(tensors["trainer"])
             torch.set_rng_state(tensors["torch_rng"])
-        engine_model = copy.deepcopy(model)
-        if config.rollout.precision == "bf16":
-            for parameter in engine_model.parameters():  # not the buffers: rotary frequencies need fp32
-                parameter.data = parameter.data.bfloat16()
         self.engine = TorchEngine(
-            engine_model,
+            model,
             tokenizer=tokenizer,
             device=device,
+            dtype=torch.bfloat16 if config.rollout.precision == "bf16" else None,
             kv_budget_bytes=config.rollout.kv_mib * 2**20,
             max_sessions=config.rollout.concurrency,
         )
@@ -208,6 +205,12 @@ class TrainRun:
                 self._figures = await self._one_step()
                 await self._finish_step()
             return self._result
+        except RollenvError:
+            # What was trained since the last checkpoint is not lost with the environment or the engine that broke.
+            if self.step and all(kept.step != self.step for kept in checkpoint.found(self.folder)):
+                with contextlib.suppress(RollenvError):
+                    self._checkpoint()
+            raise
         finally:
             await self.scheduler.close()
             await self.engine.close()

@@ -12,7 +12,7 @@ import typer
 
 from rollenv.cli.models import resolve_model
 from rollenv.cli.options import ConfigOption, EnvOption, ImportOption, SeedOption, Settings, as_words, import_user_code
-from rollenv.cli.show import Bar, percent, silence_libraries, with_interval
+from rollenv.cli.show import Bar, percent, with_interval
 from rollenv.errors import RollenvError
 
 if TYPE_CHECKING:
@@ -185,6 +185,8 @@ def _player(plan: _Plan, order: _Order, pool: EnvPool) -> tuple[Play, Any]:
 
 
 def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str) -> tuple[Play, Any]:
+    import torch
+
     from rollenv.agents import make_agent
     from rollenv.inference.base import SamplingParams
     from rollenv.inference.chat import ChatFormat
@@ -194,15 +196,14 @@ def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str) -> tuple
     from rollenv.trainers.policy import load_model
 
     config = plan.config
-    if Path(path).exists():
-        silence_libraries()
     device = choose_device(config.device, config.threads)
     model, tokenizer = load_model(path)
     chat = ChatFormat(tokenizer)
     engine = TorchEngine(
-        model.bfloat16() if config.rollout.precision == "bf16" else model,
+        model,
         tokenizer=tokenizer,
         device=device,
+        dtype=torch.bfloat16 if config.rollout.precision == "bf16" else None,
         kv_budget_bytes=config.rollout.kv_mib * 2**20,
         max_sessions=config.rollout.concurrency,
     )

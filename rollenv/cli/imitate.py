@@ -10,7 +10,7 @@ import typer
 
 from rollenv.cli.options import ConfigOption, EnvOption, ImportOption, SeedOption, Settings, as_words, import_user_code
 from rollenv.cli.settings import dump_toml
-from rollenv.cli.show import Bar, rate, silence_libraries, with_interval
+from rollenv.cli.show import Bar, rate, with_interval
 from rollenv.errors import RollenvError
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def carry_out(config: ImitateConfig) -> dict[str, Any]:
     from rollenv.trainers.recipe import ImitationRun
 
     assert config.out is not None
-    if config.model == "scratch" or Path(config.model).exists():
-        silence_libraries()
+
     with Bar("episodes") as bar:
 
         def on_figures(kind: str, figures: dict[str, Any]) -> None:

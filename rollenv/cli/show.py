@@ -105,10 +105,3 @@ class Bar:
             self._said = now
             left = duration((total - done) / per_second)
             print(f"{what}  {done}/{total}  {words}  eta {left}", file=sys.stderr, flush=True)
-
-
-def silence_libraries() -> None:
-    """No bars of transformers between our own. Hub downloads lose theirs too: call it when none is to come."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()

@@ -20,7 +20,7 @@ from rollenv.cli.models import resolve_model
 from rollenv.cli.options import ConfigOption, EnvOption, ImportOption, SeedOption, Settings, as_words, import_user_code
 from rollenv.cli.screen import TrainScreen
 from rollenv.cli.settings import differences, dump_toml
-from rollenv.cli.show import percent, silence_libraries, with_interval
+from rollenv.cli.show import percent, with_interval
 from rollenv.errors import RollenvError
 
 if TYPE_CHECKING:
@@ -197,10 +197,7 @@ def _carry_out(plan: _Plan, continue_with: str) -> None:
     config = plan.config.model_copy(update={"out": str(folder)})
     model = plan.model or resolve_model(config, env_spec, folder)
     with TrainScreen(config, plan.checkpoint.step if plan.checkpoint else 0) as screen:
-        if Path(model).exists():
-            silence_libraries()
         run = TrainRun(config, model, plan.checkpoint, screen.on_figures)
-        silence_libraries()
         write_atomically(folder / "config.toml", [dump_toml(config)])
         screen.begin(f"{env_spec.id} in {folder}, from {model}")
         try:

@@ -80,6 +80,8 @@ class ImitateConfig(Section):
     """`cpu`, `cuda`, `cuda:1`, or `auto`."""
     threads: int = Field(0, ge=0)
     """CPU threads of torch; 0 takes all cores."""
+    max_tokens: int = Field(64, ge=1)
+    """New tokens per turn at most, in the evaluation at the end."""
     max_turns: int | None = Field(None, ge=1)
     """Turns per episode; none takes the environment's own."""
     expert: ExpertConfig = ExpertConfig()

@@ -176,7 +176,10 @@ class TorchEngine:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if stale_kv not in ("keep", "drop", "recompute"):
             raise ValueError(f"stale_kv must be 'keep', 'drop' or 'recompute', not {stale_kv!r}")
-        self._model = copy.deepcopy(model).to(device=device, dtype=dtype).eval().requires_grad_(False)
+        self._model = copy.deepcopy(model).to(device=device).eval().requires_grad_(False)
+        if dtype is not None:
+            for parameter in self._model.parameters():  # not the buffers: rotary frequencies need fp32
+                parameter.data = parameter.data.to(dtype)
         self._model.config._attn_implementation = IMPLEMENTATION
         self._tokenizer = tokenizer
         self._max_sessions, self._max_batch, self._max_step_tokens = max_sessions, max_batch, max_step_tokens
