@@ -54,6 +54,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
+                os.chmod(file, 0o644)  # some libraries write for the owner alone
                 descriptor = os.open(file, os.O_RDONLY)
                 try:
                     os.fsync(descriptor)
