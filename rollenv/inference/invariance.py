@@ -10,6 +10,8 @@ On accelerators nothing is probed and nothing promised.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -21,28 +23,28 @@ _QUERY_ROWS = (4, 8, 16, 32)
 _REMAINDERS = tuple(range(64, BLOCK, 64))
 
 
-def probe(model: torch.nn.Module, n_heads: int, n_kv_heads: int, head_dim: int) -> tuple[Layout, bool]:
-    """The layout for `model` on its device, and whether every row is exact with it (always False off the CPU)."""
-    parameter = next(model.parameters())
-    if parameter.device.type != "cpu":
+LinearMap = tuple[int, Callable[[torch.Tensor], torch.Tensor]]
+"""The number of input features, and the map from [rows, features] to [rows, ...] as the forward pass computes it."""
+
+
+def probe(
+    maps: Sequence[LinearMap], dtype: torch.dtype, device: torch.device, n_heads: int, n_kv_heads: int, head_dim: int
+) -> tuple[Layout, bool]:
+    """The layout for a model with these linear maps, and whether every row is exact with it (False off the CPU)."""
+    if device.type != "cpu":
         return Layout(n_heads, n_kv_heads, 16, 1, (*_REMAINDERS, BLOCK)), False
     with torch.inference_mode():
         generator = torch.Generator().manual_seed(0)
-        tile = next((t for t in _TILES if _rows_agree(model, t, parameter.dtype, generator)), None)
-        rows, remainders = _attention_sizes(head_dim, parameter.dtype, generator)
+        tile = next((t for t in _TILES if _rows_agree(maps, t, dtype, generator)), None)
+        rows, remainders = _attention_sizes(head_dim, dtype, generator)
     layout = Layout(n_heads, n_kv_heads, tile or _TILES[-1], rows or _QUERY_ROWS[-1], (*remainders, BLOCK))
     return layout, tile is not None and rows is not None
 
 
-def _rows_agree(model: torch.nn.Module, tile: int, dtype: torch.dtype, generator: torch.Generator) -> bool:
-    """Whether every kind of linear map in the model gives equal rows for every multiple of `tile` rows tried."""
-    kinds = {
-        (m.in_features, m.out_features, m.bias is not None): m
-        for m in model.modules()
-        if isinstance(m, torch.nn.Linear)
-    }
-    for linear in kinds.values():
-        x = torch.randn(8 * tile, linear.in_features, generator=generator).to(dtype)
+def _rows_agree(maps: Sequence[LinearMap], tile: int, dtype: torch.dtype, generator: torch.Generator) -> bool:
+    """Whether every map gives equal rows for every multiple of `tile` rows tried."""
+    for features, linear in maps:
+        x = torch.randn(8 * tile, features, generator=generator).to(dtype)
         whole = linear(x)
         for n in (tile, 2 * tile, 3 * tile, 5 * tile):
             if not torch.equal(linear(x[:n]), whole[:n]) or not torch.equal(linear(x[-n:]), whole[-n:]):

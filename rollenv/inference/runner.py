@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from rollenv.inference.attention import PackedBatch
+from rollenv.inference.invariance import LinearMap
 
 
 class Runner(Protocol):
@@ -14,6 +15,10 @@ class Runner(Protocol):
 
     def __call__(self, batch: PackedBatch) -> torch.Tensor:
         """[len(batch.logit_rows), vocabulary] scores."""
+        ...
+
+    def linear_maps(self) -> list[LinearMap]:
+        """One of each kind of matrix product that it uses, for `rollenv.inference.invariance.probe`."""
         ...
 
 
@@ -34,3 +39,9 @@ class ModuleRunner:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def linear_maps(self) -> list[LinearMap]:
+        """See `Runner`."""
+        linears = [m for m in self._model.modules() if isinstance(m, torch.nn.Linear)]
+        kinds = {(m.in_features, m.out_features, m.bias is not None): m for m in linears}
+        return [(m.in_features, m) for m in kinds.values()]

@@ -244,7 +244,8 @@ class TorchEngine:
             torch.set_num_threads(threads)  # the workers' calls have also set what threads born later start with
 
     def _probe(self) -> tuple[Any, bool]:
-        return probe(self._model, self._n_heads, self._n_kv_heads, self._head_dim)
+        maps = self._runner.linear_maps()
+        return probe(maps, self._dtype, self._device, self._n_heads, self._n_kv_heads, self._head_dim)
 
     def _default_budget(self) -> int:
         if self._device.type == "cuda":
