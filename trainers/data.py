@@ -22,13 +22,14 @@ class Sample:
     """One segment of an episode.
 
     `ids` T tokens; `mask` 1 where the policy sampled; `logprobs` its log-probability there; `sequence` the episode's
-    number in the minibatch; `advantages` that of each token (0 where nothing was sampled).
+    number in the minibatch and `group` its group's; `advantages` that of each token (0 where nothing was sampled).
     """
 
     ids: list[int]
     mask: list[int]
     logprobs: list[float]
     sequence: int
+    group: int
     advantages: list[float]
 
 
@@ -73,22 +74,24 @@ def samples_of(groups: Sequence[Group], algo: AlgoConfig) -> list[Sample]:
         for trajectory, of_turn in zip(episodes, turn_advantages(episodes, algo), strict=True):
             for s in trajectory.segments():
                 advantages = [of_turn[t] if m else 0.0 for t, m in zip(s.turns, s.mask, strict=True)]
-                samples.append(Sample(s.ids, s.mask, s.logprobs, sequence, advantages))
+                samples.append(Sample(s.ids, s.mask, s.logprobs, sequence, group.request.index, advantages))
             sequence += 1
     return samples
 
 
-def train_tokens(samples: Sequence[Sample], device: torch.device | str = "cpu") -> TrainTokens:
-    """The trained tokens of `samples`, as they lie in a row packed in the same order.
+def train_tokens(
+    samples: Sequence[Sample], device: torch.device | str = "cpu", paths: Sequence[Sequence[int]] | None = None
+) -> TrainTokens:
+    """The trained tokens of `samples`, as they lie in the row whose `paths` are given (None: one after another).
 
     A token at the very beginning of a segment has nothing before it and cannot be trained.
     """
     rows, targets, mu, advantages, sequences = [], [], [], [], []
     start = 0
-    for sample in samples:
+    for number, sample in enumerate(samples):
         for i in range(1, len(sample.ids)):
             if sample.mask[i]:
-                rows.append(start + i - 1)
+                rows.append(start + i - 1 if paths is None else paths[number][i - 1])
                 targets.append(sample.ids[i])
                 mu.append(sample.logprobs[i])
                 advantages.append(sample.advantages[i])

@@ -21,7 +21,7 @@ from rollenv.trainers.algorithms.aggregation import token_weights
 from rollenv.trainers.algorithms.kl import KL
 from rollenv.trainers.data import Sample, TrainTokens, samples_of, train_tokens
 from rollenv.trainers.optim import adamw, lr_factor
-from rollenv.trainers.packing import PackedRow, pack, split_by_tokens
+from rollenv.trainers.packing import PackedRow, pack, share, split_by_tokens
 from rollenv.trainers.policy import Policy
 
 
@@ -109,12 +109,11 @@ class GRPOTrainer:
         kept = [sample for sample in samples if any(sample.advantages) or not idle]
         if not kept:
             return []
-        parts = split_by_tokens([len(sample.ids) for sample in kept], self._optim.microbatch_tokens)
-        return [self._micro([kept[i] for i in members], weight_of) for members in parts]
+        return [self._micro(part, weight_of) for part in _micro_parts(kept, self._optim.microbatch_tokens)]
 
     def _micro(self, samples: Sequence[Sample], weight_of: Tensor) -> MicroBatch:
-        tokens = train_tokens(samples, self.policy.device)
         row = pack([sample.ids for sample in samples], self.policy.device)
+        tokens = train_tokens(samples, self.policy.device, row.paths)
         micro = MicroBatch(row, tokens, weight_of[tokens.sequence_N])
         if self._reference is not None:
             micro.ref_logp_N = self._frozen_logprobs(self._reference, micro)
@@ -189,6 +188,31 @@ class GRPOTrainer:
         """Continues from `state_dict`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps_done = int(state["steps_done"])
+
+
+def _micro_parts(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
+    """Samples in micro-batches of at most `max_tokens` packed tokens, those of a group together where they fit:
+    what they share is then computed once."""
+    groups: defaultdict[int, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    families: list[list[Sample]] = []
+    for family in groups.values():
+        if packed_size(family) <= max_tokens:
+            families.append(family)
+        else:
+            families += [[family[i] for i in part] for part in split_by_tokens(_lengths(family), max_tokens)]
+    parts = split_by_tokens([packed_size(family) for family in families], max_tokens)
+    return [[sample for i in part for sample in families[i]] for part in parts]
+
+
+def packed_size(samples: Sequence[Sample]) -> int:
+    """Tokens of the row that they pack into."""
+    return sum(len(sample.ids) for sample in samples) - sum(share([sample.ids for sample in samples])[1])
+
+
+def _lengths(samples: Sequence[Sample]) -> list[int]:
+    return [len(sample.ids) for sample in samples]
 
 
 def _weight_per_sequence(tokens: TrainTokens, weights_N: Tensor, n_sequences: int) -> Tensor:

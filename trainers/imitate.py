@@ -98,15 +98,13 @@ def _step(policy: Policy, batch: Sequence[Demonstration], settings: ImitateSetti
     for members in split_by_tokens([len(d.ids) for d in batch], settings.microbatch_tokens):
         row = pack([batch[i].ids for i in members], policy.device)
         rows, targets, weight, acted = [], [], [], []
-        start = 0
-        for i in members:
+        for i, path in zip(members, row.paths, strict=True):
             ids = batch[i].ids
             keep = [j for j in range(1, len(ids)) if weights[i][j - 1] > 0]
-            rows += [start + j - 1 for j in keep]
+            rows += [path[j - 1] for j in keep]
             targets += [ids[j] for j in keep]
             weight += [weights[i][j - 1] for j in keep]
             acted += [batch[i].mask[j] for j in keep]
-            start += len(ids)
         with policy.arithmetic():
             logits_NV = policy.logits(policy.hidden(row)[torch.tensor(rows, device=policy.device)])
         loss_N = F.cross_entropy(logits_NV, torch.tensor(targets, device=policy.device), reduction="none")

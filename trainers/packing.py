@@ -1,7 +1,8 @@
 """Packing: segments of different lengths in one row of tokens, without padding in any linear layer.
 
-Invariant: a token attends only to earlier tokens of its own segment, so the log-probabilities of a packed row equal
-those of its segments run alone.
+Invariant: a token attends only to itself and the tokens before it in its own segment, so the log-probabilities of a
+packed row equal those of its segments run alone. Segments that begin alike share the tokens they begin with: those are
+computed once, and their gradient is the sum of what comes from all that follows.
 """
 
 from __future__ import annotations
@@ -20,53 +21,114 @@ ATTENTION = "rollenv_training"
 
 
 @dataclass(slots=True)
+class Bucket:
+    """Segments of similar length that attention takes in one call: b of them, Q query and L key tokens each.
+
+    `query_bQ` and `key_bL` index the row's tokens (padding repeats a segment's last one); `mask_bQL` says which key a
+    query may see, None for plain causal attention with Q = L; `real_R` are the flat places in [b * Q] of queries that
+    are no padding, and `target_R` the row's tokens that they are.
+    """
+
+    query_bQ: Tensor
+    key_bL: Tensor
+    mask_bQL: Tensor | None
+    real_R: Tensor
+    target_R: Tensor
+
+
+@dataclass(slots=True)
 class PackedRow:
-    """S segments in one row of T tokens.
+    """S segments in one row of T tokens. A beginning that several segments share is in the row once.
 
     Attributes:
         ids_T, positions_T: token ids, and each token's place in its segment.
-        buckets: groups of segments of similar length, as index tensors `[b, L]` into the row and the
-            flat positions of real tokens in them: attention runs per bucket.
+        paths: per segment, the places of its tokens in the row.
+        buckets: how attention goes over them.
     """
 
     ids_T: Tensor
     positions_T: Tensor
-    buckets: list[tuple[Tensor, Tensor, Tensor]]
+    paths: list[list[int]]
+    buckets: list[Bucket]
 
 
 def pack(segments: Sequence[Sequence[int]], device: torch.device | str = "cpu", slack: float = 0.15) -> PackedRow:
-    """Packs segments in their order.
+    """Packs segments; what a segment shares with the beginning of an earlier one is not packed again.
+
+    The episodes of a group read the same instruction, and often the same pages after it.
 
     Args:
         segments: token ids of each.
         slack: segments share a bucket when the shortest is at most this part shorter than the longest.
     """
-    lengths = [len(segment) for segment in segments]
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    ids_T = torch.tensor([token for segment in segments for token in segment], dtype=torch.long)
-    positions_T = torch.cat([torch.arange(length) for length in lengths])
-    buckets = []
-    for members in _bucket(lengths, slack):
-        longest = max(lengths[i] for i in members)
-        offsets_L = torch.arange(longest)
-        lengths_b = torch.tensor([lengths[i] for i in members])
-        starts_b = torch.tensor([starts[i] for i in members])
-        real_bL = offsets_L[None] < lengths_b[:, None]
-        # Padding reads the segment's last token: finite values that nothing looks at.
-        index_bL = starts_b[:, None] + torch.minimum(offsets_L[None], lengths_b[:, None] - 1)
-        flat_R = real_bL.flatten().nonzero().squeeze(1)
-        buckets.append((index_bL.to(device), flat_R.to(device), index_bL.flatten()[flat_R].to(device)))
-    return PackedRow(ids_T.to(device), positions_T.to(device), buckets)
+    paths, owned = share(segments)
+    ids: list[int] = []
+    positions: list[int] = []
+    for segment, own in zip(segments, owned, strict=True):
+        ids.extend(segment[own:])
+        positions.extend(range(own, len(segment)))
+    whole = [i for i, own in enumerate(owned) if own == 0 and segments[i]]
+    rest = [i for i, own in enumerate(owned) if 0 < own < len(segments[i])]
+    buckets = [
+        _bucket_of([paths[i] for i in members], [0] * len(members), device)
+        for members in _by_length(whole, [(len(path), len(path)) for path in paths], slack)
+    ]
+    sizes = [(len(path) - own, len(path)) for path, own in zip(paths, owned, strict=True)]
+    buckets += [
+        _bucket_of([paths[i] for i in members], [owned[i] for i in members], device)
+        for members in _by_length(rest, sizes, 2 * slack)
+    ]
+    return PackedRow(torch.tensor(ids, device=device), torch.tensor(positions, device=device), paths, buckets)
 
 
-def _bucket(lengths: Sequence[int], slack: float) -> list[list[int]]:
-    """Indices of segments, grouped by similar length, longest first."""
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+def share(segments: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+    """Per segment, the places of its tokens in a row without repeated beginnings, and how many of its first tokens
+    were there already (the row holds, segment by segment, the tokens after those)."""
+    paths, owned = [], []
+    root: dict[int, Any] = {}
+    size = 0
+    for segment in segments:
+        children, path, own = root, [], None
+        for index, token in enumerate(segment):
+            node = children.get(token)
+            if node is None:
+                own = index if own is None else own
+                node = children[token] = (size, {})
+                size += 1
+            path.append(node[0])
+            children = node[1]
+        paths.append(path)
+        owned.append(len(segment) if own is None else own)
+    return paths, owned
+
+
+def _bucket_of(paths: Sequence[list[int]], owned: Sequence[int], device: torch.device | str) -> Bucket:
+    """One bucket of segments, each with its path in the row and how many of its first tokens are others' to compute."""
+    length = max(len(path) for path in paths)
+    queries = max(len(path) - own for path, own in zip(paths, owned, strict=True))
+    key_bL = torch.tensor([path + path[-1:] * (length - len(path)) for path in paths])
+    lengths_b = torch.tensor([len(path) for path in paths])[:, None]
+    owned_b = torch.tensor(list(owned))[:, None]
+    place_bQ = owned_b + torch.arange(queries)[None]
+    query_bQ = key_bL.gather(1, torch.minimum(place_bQ, lengths_b - 1))
+    real_R = (place_bQ < lengths_b).flatten().nonzero().squeeze(1)
+    # Right padding inside plain causal attention needs no mask: a real token comes before it.
+    causal_bQL = torch.arange(length)[None, None] <= place_bQ[:, :, None] if any(owned) else None
+    return Bucket(
+        query_bQ.to(device),
+        key_bL.to(device),
+        None if causal_bQL is None else causal_bQL.to(device),
+        real_R.to(device),
+        query_bQ.flatten()[real_R].to(device),
+    )
+
+
+def _by_length(members: Sequence[int], sizes: Sequence[tuple[int, int]], slack: float) -> list[list[int]]:
+    """`members` grouped by similar (queries, keys), the longest first."""
     groups: list[list[int]] = []
-    for i in order:
-        if groups and lengths[i] >= (1 - slack) * lengths[groups[-1][0]]:
+    for i in sorted(members, key=lambda i: (-sizes[i][0], -sizes[i][1], i)):
+        first = sizes[groups[-1][0]] if groups else (0, 0)
+        if groups and all((1 - slack) * f <= size <= f / (1 - slack) for size, f in zip(sizes[i], first, strict=True)):
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -84,22 +146,25 @@ def packed_attention(
     packed: PackedRow | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each segment of a packed row: q [1, H, T, D], k and v [1, H_kv, T, D] -> [1, T, H, D].
-
-    Right padding inside a bucket needs no mask: a real token comes before the padding, so it never attends to it.
-    """
+    """Causal attention within each segment of a packed row: q [1, H, T, D], k and v [1, H_kv, T, D] -> [1, T, H, D]."""
     if packed is None:
         raise ValueError("packed attention needs the PackedRow: call the model with packed=...")
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     parts, places = [], []
-    for index_bL, flat_R, target_R in packed.buckets:
-        q, k, v = (x[index_bL].transpose(1, 2) for x in (query_THD, key_TKD, value_TKD))
+    for bucket in packed.buckets:
         out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=grouped
+            query_THD[bucket.query_bQ].transpose(1, 2),
+            key_TKD[bucket.key_bL].transpose(1, 2),
+            value_TKD[bucket.key_bL].transpose(1, 2),
+            attn_mask=None if bucket.mask_bQL is None else bucket.mask_bQL[:, None],
+            is_causal=bucket.mask_bQL is None,
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=grouped,
         )
-        parts.append(out.transpose(1, 2).flatten(0, 1)[flat_R])
-        places.append(target_R)
+        parts.append(out.transpose(1, 2).flatten(0, 1)[bucket.real_R])
+        places.append(bucket.target_R)
     out_THD = torch.cat(parts)
     inverse_T = torch.empty(out_THD.shape[0], dtype=torch.long, device=out_THD.device)
     inverse_T[torch.cat(places)] = torch.arange(out_THD.shape[0], device=out_THD.device)
