@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from rollenv.trainers.algorithms import corrections, losses  # noqa: E402
+from rollenv.config.train import AlgoConfig  # noqa: E402
+from rollenv.rollout.groups import Group, GroupRequest  # noqa: E402
+from rollenv.trainers.algorithms import advantages, corrections, losses  # noqa: E402
 from rollenv.trainers.algorithms.advantages import ADVANTAGES, dr_grpo, grpo, rloo  # noqa: E402
 from rollenv.trainers.algorithms.aggregation import token_weights  # noqa: E402
 from rollenv.trainers.algorithms.kl import KL, k1, k2, k3  # noqa: E402
+from rollenv.trainers.data import samples_of  # noqa: E402
+from rollenv.trajectory import StopReason, Trajectory, Turn  # noqa: E402
 
 RETURNS = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=12)
 LOGP = st.floats(-8, -0.0078125, width=32)
@@ -262,3 +266,51 @@ def test_mismatch_kl_is_the_divergence_by_enumeration(seed: int) -> None:
     exact = float((np.log(1 / 8) - np.log(old)).mean())
     figures = corrections.mismatch(torch.from_numpy(np.log(old)), torch.full((8,), math.log(1 / 8)))
     assert figures["mismatch_kl"] == pytest.approx(exact, abs=1e-5)
+
+
+# -- GiGPO's step part -----------------------------------------------------------------------------------------
+
+
+def test_gigpo_compares_discounted_returns_of_turns_in_the_same_state() -> None:
+    """Two episodes meet in state "b": R there is 0.5 * 1 = 0.5 and 0; elsewhere each state was seen once."""
+    steps = advantages.gigpo_steps([[0.0, 0.0, 1.0], [0.0, 0.0]], [["a", "b", "c"], ["d", "b"]], gamma=0.5, scale=False)
+    assert steps == [[0.0, 0.25, 0.0], [0.0, -0.25]]
+
+
+def test_gigpo_sees_a_state_twice_in_one_episode() -> None:
+    """The same state at turns 0 and 1 of one episode is compared with itself: R is 0.5 and 1."""
+    assert advantages.gigpo_steps([[0.0, 1.0]], [["a", "a"]], gamma=0.5, scale=False) == [[-0.25, 0.25]]
+
+
+def test_gigpo_scales_by_the_deviation_within_the_state() -> None:
+    steps = advantages.gigpo_steps([[1.0], [0.0], [0.0]], [["s"], ["s"], ["t"]])
+    half = 0.5 / (0.5**0.5 + 1e-6)
+    assert steps == [[pytest.approx(half)], [pytest.approx(-half)], [0.0]]
+
+
+def test_gigpo_never_compares_states_across_tasks() -> None:
+    """Two groups that pass through the same state get what each gets alone."""
+    groups = [
+        Group(
+            GroupRequest(g, f"task {g}", 2, 0),
+            [
+                Trajectory(
+                    "e",
+                    f"task {g}",
+                    0,
+                    g,
+                    sample,
+                    turns=[Turn("same", [1, 2], [3], [-1.0], [0], reward=float(reward))],
+                    stop=StopReason.TERMINATED,
+                )
+                for sample, reward in enumerate(rewards)
+            ],
+        )
+        for g, rewards in enumerate([(0.0, 1.0), (5.0, 5.0)])
+    ]
+    algo = AlgoConfig(advantage="gigpo")
+    together = [s.advantages for s in samples_of(groups, algo)]
+    alone = [s.advantages for group in groups for s in samples_of([group], algo)]
+    assert together == alone
+    assert together[2] == [0.0, 0.0, 0.0]
+    assert together[1][2] > 0 > together[0][2]
