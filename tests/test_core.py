@@ -40,7 +40,8 @@ def test_light_modules_load_no_heavy_library(module: str) -> None:
 
 
 def test_import_takes_less_than_half_a_second() -> None:
-    code = "import time; start = time.perf_counter(); import rollenv; print(time.perf_counter() - start)"
+    """In time of its own, so that other work on the machine does not count; the best of five."""
+    code = "import time; start = time.process_time(); import rollenv; print(time.process_time() - start)"
     assert min(float(run_python(code)) for _ in range(5)) < 0.5
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -73,15 +72,6 @@ def test_hash_seeds_do_not_matter() -> None:
         env = {**os.environ, "PYTHONHASHSEED": seed}
         out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         assert out.stdout.strip() == SHA256
-
-
-def test_it_is_made_in_half_a_second() -> None:
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        store.generate()
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.5
 
 
 def test_written_files_are_equal_and_hold_the_same(tmp_path: Path, generated: Any) -> None:
