@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar
 
 import gymnasium
-from gymnasium.utils import seeding
 
 from rollenv.errors import InvalidAction, RollenvError, SnapshotError
 from rollenv.executor import DaemonThread
@@ -142,11 +141,6 @@ class TextEnv(gymnasium.Env[str, str]):
         raise SnapshotError(f"{type(self).__name__} does not support snapshots")
 
     # -- helpers -------------------------------------------------------------------------------------------
-
-    def seed_from(self, seed: int | None) -> None:
-        """Seeds `np_random` like `gymnasium.Env.reset(seed=...)`."""
-        if seed is not None:
-            self._np_random, self._np_random_seed = seeding.np_random(seed)
 
     def close(self) -> None:
         """Frees what the environment holds; afterwards it must not be used. Safe to call twice."""

@@ -10,7 +10,6 @@ import sys
 import threading
 from typing import Any
 
-import gymnasium
 import pytest
 from conformance.toy import Corridor
 from gymnasium.utils import env_checker
@@ -61,16 +60,6 @@ def test_every_public_name_exists() -> None:
 
 def test_an_environment_passes_gymnasiums_own_checker() -> None:
     env_checker.check_env(Corridor(), skip_render_check=True)
-
-
-def test_seed_from_seeds_as_reset_does() -> None:
-    one, other = Corridor(), Corridor()
-    one.seed_from(7)
-    gymnasium.Env.reset(other, seed=7)
-    assert one.np_random.random() == other.np_random.random()
-    state = one.np_random.bit_generator.state
-    one.seed_from(None)
-    assert one.np_random.bit_generator.state == state
 
 
 # -- TextSpace ---------------------------------------------------------------------------------------------
