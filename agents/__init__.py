@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +13,13 @@ from rollenv.registration import EnvSpec, keyword_names, load_attribute, takes_k
 
 def agent_names(spec: EnvSpec) -> dict[str, str]:
     """The agents that can act in an environment: name -> `module:attribute`."""
-    general = {entry.name: entry.value for entry in importlib.metadata.entry_points(group="rollenv.agents")}
-    return {**general, **spec.agents}
+    return {**_general_agents(), **spec.agents}
+
+
+@functools.cache
+def _general_agents() -> dict[str, str]:
+    """Those that packages bring. Read once: an agent is made per episode, and metadata lie in files."""
+    return {entry.name: entry.value for entry in importlib.metadata.entry_points(group="rollenv.agents")}
 
 
 def make_agent(spec: EnvSpec, name: str, arguments: Mapping[str, Any] | None = None) -> Any:

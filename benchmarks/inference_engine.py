@@ -1,13 +1,15 @@
 """Multi-turn episodes per second: the embedded engine against transformers' own `generate`, side by side in one run.
 
-The work: E episodes of five turns; in each turn the policy reads new observation tokens and writes some completion
-tokens; every turn's prompt is the whole history. Workload `uniform` gives all episodes the same lengths (which suits
-lock-step batches best); `varied` draws them as text games do (short clicks, longer searches).
+The work: 64 episodes. In each turn the policy reads new tokens and writes some; every prompt is the whole history.
+Workload `webshop` has the lengths, turn by turn, of WebShop episodes that the seed policy just played; `uniform` gives
+all episodes the same lengths and numbers of turns, as no environment does but lock-step batches like best. All
+contestants run the seed policy's weights and write as many tokens as the schedule says.
 
 The opponents, each with one and with two threads, the best of which counts:
   sequential    one `generate` per turn of each episode
-  lock-step     one left-padded `generate` per turn for a batch of episodes (several batch sizes), history read again
-  lock-step+kv  the same with the `DynamicCache` carried from turn to turn (uniform lengths only)
+  lock-step     one left-padded `generate` per turn for a batch of episodes (several batch sizes), history read again;
+                an episode that is over leaves the batch
+  lock-step+kv  the same with the `DynamicCache` carried from turn to turn (`uniform` only: it cannot hold gaps)
 
 Nobody tokenizes or plays: only generation is measured. Usage: python benchmarks/inference_engine.py [--episodes 64]
 """
@@ -16,30 +18,41 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
+import rollenv
+from rollenv.agents import make_agent
+from rollenv.cli.models import seed_policy
+from rollenv.config import TrainConfig, load_config
+from rollenv.evaluation.evaluate import play_panel
 from rollenv.inference import SamplingParams, TorchEngine
+from rollenv.inference.chat import ChatFormat
+from rollenv.rollout.env_pool import EnvPool
+from rollenv.rollout.play import ModelPlay
+from rollenv.rollout.setup import episode_limits, sampling_params
+from rollenv.trainers.policy import load_model
 
-VOCAB = 1500
 OBSERVATIONS = (160, 60, 60, 60, 20)
 COMPLETION = 12
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Observation tokens to read, then `n_new` tokens to write."""
+    """Tokens to read, then `n_new` tokens to write."""
 
     observation: list[int]
     n_new: int
@@ -48,39 +61,37 @@ class Turn:
 Episode = list[Turn]
 
 
-def workload(kind: str, n_episodes: int) -> list[Episode]:
-    """E episodes of five turns; `varied` keeps the mean lengths of `uniform`."""
-    episodes = []
-    for index in range(n_episodes):
-        draw = random.Random(index)
-        turns = []
-        for n in OBSERVATIONS:
-            n_read = n if kind == "uniform" else draw.randint(n // 2, n + n // 2)
-            n_new = COMPLETION if kind == "uniform" else draw.choice((5, 7, 9, 13, 26))
-            turns.append(Turn([draw.randrange(3, VOCAB) for _ in range(n_read)], n_new))
-        episodes.append(turns)
-    return episodes
-
-
-def build_model(size: str) -> Any:
-    """A Llama of about 1M or 5M parameters with random weights."""
-    hidden, layers, heads = {"1M": (128, 4, 4), "5M": (256, 6, 8)}[size]
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
+def webshop(model: Any, tokenizer: Any, n_episodes: int) -> list[Episode]:
+    """What the seed policy reads and how much it writes on the first test goals of the generated store."""
+    spec = rollenv.spec("webshop")
+    config = load_config(TrainConfig, "webshop")
+    chat, engine = ChatFormat(tokenizer), TorchEngine(model, tokenizer=tokenizer)
+    play = ModelPlay(
+        EnvPool(lambda: rollenv.make(spec)),
+        spec.id,
+        make_agent(spec, config.agent.name, config.agent.arguments),
+        engine,
+        chat,
+        sampling_params(config.sampling, chat),
+        episode_limits(config.rollout, spec, engine.max_length),
     )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).eval()
+    panel = rollenv.make(spec).tasks.panel("test", n_episodes)
+
+    async def record() -> list[Episode]:
+        trajectories = await play_panel(play, panel, seed=0, concurrency=n_episodes)
+        await engine.close()
+        return [[Turn(turn.prompt_ids, len(turn.completion_ids)) for turn in t.turns] for t in trajectories]
+
+    return asyncio.run(record())
+
+
+def uniform(vocabulary: int, n_episodes: int) -> list[Episode]:
+    """Episodes of five turns of the same lengths, with random tokens."""
+    draw = random.Random(0)
+    return [
+        [Turn([draw.randrange(vocabulary) for _ in range(n)], COMPLETION) for n in OBSERVATIONS]
+        for _ in range(n_episodes)
+    ]
 
 
 def lock_step(model: Any, episodes: list[Episode], batch: int, keep_cache: bool = False) -> None:
@@ -89,21 +100,23 @@ def lock_step(model: Any, episodes: list[Episode], batch: int, keep_cache: bool 
         group = episodes[first : first + batch]
         histories: list[list[int]] = [[] for _ in group]
         cache = DynamicCache(config=model.config) if keep_cache else None
-        for turns in zip(*group, strict=True):
-            histories = [h + t.observation for h, t in zip(histories, turns, strict=True)]
-            width = max(len(h) for h in histories)
-            ids = torch.tensor([[0] * (width - len(h)) + h for h in histories])
-            mask = torch.tensor([[0] * (width - len(h)) + [1] * len(h) for h in histories])
-            n_new = max(t.n_new for t in turns)
+        for turn in range(max(map(len, group))):
+            active = [i for i, episode in enumerate(group) if turn < len(episode)]
+            for i in active:
+                histories[i] = histories[i] + group[i][turn].observation
+            width = max(len(histories[i]) for i in active)
+            ids = torch.tensor([[0] * (width - len(histories[i])) + histories[i] for i in active])
+            mask = torch.tensor([[0] * (width - len(histories[i])) + [1] * len(histories[i]) for i in active])
             out = model.generate(
                 ids,
                 attention_mask=mask,
                 past_key_values=cache,
-                max_new_tokens=n_new,
+                max_new_tokens=max(group[i][turn].n_new for i in active),
                 do_sample=True,
                 top_k=0,
             )[:, width:].tolist()
-            histories = [h + o[: t.n_new] for h, o, t in zip(histories, out, turns, strict=True)]
+            for i, row in zip(active, out, strict=True):
+                histories[i] = histories[i] + row[: group[i][turn].n_new]
 
 
 def ours(engine: TorchEngine, episodes: list[Episode]) -> None:
@@ -137,26 +150,30 @@ def measure(contestants: dict[str, tuple[Callable[[], None], int, int]], repeats
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def compare(kind: str, model: Any, engine: TorchEngine, n_episodes: int, repeats: int) -> tuple[float, float]:
-    """Prints every contestant's rate; returns ours against the best re-reading and against the best of all."""
-    episodes = workload(kind, n_episodes)
-    some = episodes[: max(1, n_episodes // 8)]
+def compare(kind: str, model: Any, engine: TorchEngine, episodes: list[Episode], repeats: int) -> dict[str, float]:
+    """Prints every contestant's rate; returns ours against the best that reads anew and against the best of all."""
+    some = episodes[:: max(1, len(episodes) // 8)][:8]
     contestants: dict[str, tuple[Callable[[], None], int, int]] = {}
     for threads in (1, 2):
         label = f"{threads} thread{'s' * (threads > 1)}"
         contestants[f"sequential, {label}"] = (lambda: lock_step(model, some, 1), len(some), threads)
-        for batch in sorted({16, 32, n_episodes}):
+        for batch in sorted({8, 16, 32, len(episodes)}):
             name = f"lock-step of {batch}, {label}"
-            contestants[name] = (lambda b=batch: lock_step(model, episodes, b), n_episodes, threads)
+            contestants[name] = (lambda b=batch: lock_step(model, episodes, b), len(episodes), threads)
             if kind == "uniform":
                 name = f"lock-step+kv of {batch}, {label}"
-                contestants[name] = (lambda b=batch: lock_step(model, episodes, b, True), n_episodes, threads)
+                contestants[name] = (lambda b=batch: lock_step(model, episodes, b, True), len(episodes), threads)
     for warm_up in (lambda: lock_step(model, some, 8), lambda: ours(engine, episodes)):
         warm_up()
-    contestants["rollenv TorchEngine"] = (lambda: ours(engine, episodes), n_episodes, 2)
+    contestants["rollenv TorchEngine"] = (lambda: ours(engine, episodes), len(episodes), 2)
     rates = measure(contestants, repeats)
     mine = rates.pop("rollenv TorchEngine")
-    print(f"\n{kind}: {n_episodes} episodes x {len(OBSERVATIONS)} turns")
+    turns = sum(map(len, episodes)) / len(episodes)
+    read = sum(len(turn.observation) for e in episodes for turn in e) / len(episodes)
+    written = sum(turn.n_new for e in episodes for turn in e) / len(episodes)
+    print(
+        f"\n{kind}: {len(episodes)} episodes of {turns:.1f} turns, {read:.0f} tokens read, {written:.0f} written (mean)"
+    )
     for name, rate in rates.items():
         print(f"  transformers, {name:32s} {rate:8.2f} episodes/s")
     print(f"  {'rollenv TorchEngine':46s} {mine:8.2f} episodes/s")
@@ -165,29 +182,39 @@ def compare(kind: str, model: Any, engine: TorchEngine, n_episodes: int, repeats
     print(f"  ratio to the best plain generate: {mine / plain:.2f}")
     if best > plain:
         print(f"  ratio to the best with a carried cache: {mine / best:.2f}")
-    return mine / plain, mine / best
+    return {"episodes_per_second": mine, "ratio_to_generate": mine / plain, "ratio_to_best": mine / best}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--size", choices=("1M", "5M"), default="1M")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", type=Path, help="another model folder than the seed policy")
     parser.add_argument("--only-ours", action="store_true", help="measure the engine alone, for tuning")
-    arguments = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
     torch.set_num_threads(2)
-    model = build_model(arguments.size)
+    model, tokenizer = load_model(args.model or seed_policy(rollenv.spec("webshop")))
+    model.eval()
+    model.generation_config.eos_token_id = None  # the schedule says how much is written
+    model.generation_config.pad_token_id = 0
     engine = TorchEngine(model)
     n_parameters = sum(p.numel() for p in model.parameters())
     print(f"{n_parameters:,} parameters; exact: {engine.exact}; load average {os.getloadavg()[0]:.2f}")
-    for kind in ("uniform", "varied"):
-        if arguments.only_ours:
-            episodes = workload(kind, arguments.episodes)
-            rates = measure({kind: (lambda e=episodes: ours(engine, e), len(episodes), 2)}, arguments.repeats)
+    workloads = {
+        "webshop": webshop(model, tokenizer, args.episodes),
+        "uniform": uniform(len(tokenizer), args.episodes),
+    }
+    figures: dict[str, Any] = {}
+    for kind, episodes in workloads.items():
+        if args.only_ours:
+            rates = measure({kind: (lambda e=episodes: ours(engine, e), len(episodes), 2)}, args.repeats)
             print({name: round(rate, 2) for name, rate in rates.items()})
         else:
-            compare(kind, model, engine, arguments.episodes, arguments.repeats)
+            figures[kind] = compare(kind, model, engine, episodes, args.repeats)
     asyncio.run(engine.close())
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rollenv.agents import make_agent
 from rollenv.agents.base import ChatAgent
 from rollenv.config.imitate import ImitateConfig
+from rollenv.config.train import RolloutConfig, SamplingConfig
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import play_panel, summarize
 from rollenv.files import new_folder
-from rollenv.inference.base import SamplingParams
 from rollenv.inference.chat import ChatFormat
-from rollenv.inference.torch_engine import TorchEngine
 from rollenv.registration import make, spec
 from rollenv.rollout.controller import collect
 from rollenv.rollout.env_pool import EnvPool
-from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.groups import GroupRequest
 from rollenv.rollout.play import DemonstrationPlay, ModelPlay
 from rollenv.rollout.scheduler import Scheduler
+from rollenv.rollout.setup import episode_limits, sampling_params, torch_engine
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.imitate import Demonstration, ImitateSettings, imitate
@@ -55,7 +53,8 @@ class ImitationRun:
         self._pool.release(env, healthy=True)
         self.agent: ChatAgent = make_agent(self.spec, config.agent.name, config.agent.arguments)
         make_agent(self.spec, config.expert.name, config.expert.arguments)  # refused early if it cannot be made
-        self._limits = EpisodeLimits(max_turns=config.max_turns or self.spec.max_turns)
+        self._rollout = RolloutConfig(concurrency=64, max_turns=config.max_turns)  # type: ignore[call-arg]
+        self._limits = episode_limits(self._rollout, self.spec)
 
     def run(self) -> dict[str, Any]:
         """Plays, learns, saves, evaluates. Returns the figures.
@@ -67,7 +66,7 @@ class ImitationRun:
         device = choose_device(config.device, config.threads)
         policy = self._policy(device)
         context = int(policy.model.config.max_position_embeddings)
-        self._limits = replace(self._limits, max_tokens=context)
+        self._limits = episode_limits(self._rollout, self.spec, context)
         demonstrations, expert_success = self._demonstrations(policy.chat)
         demonstrations = [d for d in demonstrations if len(d.ids) <= context]
         if not demonstrations:
@@ -160,16 +159,13 @@ class ImitationRun:
         """Plays the test panel with the model as it was saved."""
         config = self.config
         model, tokenizer = load_model(self.folder / "model")
-        engine = TorchEngine(model, tokenizer=tokenizer, device=device)
+        engine = torch_engine(model, tokenizer, device, self._rollout)
         panel = self.tasks.panel(config.eval.split, min(config.eval.episodes, len(self.tasks.ids(config.eval.split))))
-        sampling = SamplingParams(
-            max_tokens=config.max_tokens,
-            temperature=config.eval.temperature,
-            stop_token_ids=(policy.chat.end_of_turn_id,),
-        )
+        settings = SamplingConfig(max_tokens=config.max_tokens)  # type: ignore[call-arg]
+        sampling = sampling_params(settings, policy.chat, config.eval.temperature)
         play = ModelPlay(self._pool, self.spec.id, self.agent, engine, policy.chat, sampling, self._limits, "eval")
         try:
-            trajectories = await play_panel(play, panel, derive_seed(config.seed, "eval"), concurrency=64)
+            trajectories = await play_panel(play, panel, derive_seed(config.seed, "eval"), self._rollout.concurrency)
         finally:
             await engine.close()
         summary = summarize(self.spec.id, panel, trajectories)

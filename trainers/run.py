@@ -21,15 +21,13 @@ from rollenv.config.train import TrainConfig
 from rollenv.core import TextEnv
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
-from rollenv.inference.base import SamplingParams
-from rollenv.inference.torch_engine import TorchEngine
 from rollenv.registration import EnvSpec, make, spec
 from rollenv.rollout.controller import Batch, RolloutController
 from rollenv.rollout.env_pool import EnvPool
-from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
 from rollenv.rollout.scheduler import Scheduler
+from rollenv.rollout.setup import episode_limits, sampling_params, torch_engine
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.device import choose_device
@@ -105,30 +103,14 @@ class TrainRun:
             tensors = resume.tensors()
             self.trainer.load_state_dict(tensors["trainer"])
             torch.set_rng_state(tensors["torch_rng"])
-        self.engine = TorchEngine(
-            model,
-            tokenizer=tokenizer,
-            device=device,
-            dtype=torch.bfloat16 if config.rollout.precision == "bf16" else None,
-            kv_budget_bytes=config.rollout.kv_mib * 2**20,
-            max_sessions=config.rollout.concurrency,
-        )
+        self.engine = torch_engine(model, tokenizer, device, config.rollout)
 
     def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
         config, state = self.config, resume.state() if resume else None
         ledger = Ledger.from_dict(state["ledger"]) if state else Ledger()
         ledger.abandon()
         self._ledger = ledger.to_dict()  # as it stood at the last step boundary
-        play = self._play(
-            "train",
-            SamplingParams(
-                max_tokens=config.sampling.max_tokens,
-                temperature=config.sampling.temperature,
-                top_k=config.sampling.top_k,
-                top_p=config.sampling.top_p,
-                stop_token_ids=(self.policy.chat.end_of_turn_id,),
-            ),
-        )
+        play = self._play("train", config.sampling.temperature)
         self.scheduler = Scheduler(play, config.rollout.concurrency, config.rollout.max_attempts, ledger)
         self.controller = RolloutController(
             self.scheduler,
@@ -157,30 +139,11 @@ class TrainRun:
         """Hash over the content of the training split's first thousand tasks (and of the whole set's facts)."""
         return self.tasks.sha256(self.tasks.ids(self.config.split)[:1000])
 
-    def limits(self) -> EpisodeLimits:
-        """The bounds of an episode."""
-        rollout = self.config.rollout
-        context = min(int(self.policy.model.config.max_position_embeddings), self.engine.max_length)
-        return EpisodeLimits(
-            max_turns=rollout.max_turns or self.spec.max_turns,
-            max_tokens=min(rollout.max_tokens or context, context),
-            reset_seconds=rollout.reset_seconds,
-            step_seconds=rollout.step_seconds,
-            generate_seconds=rollout.generate_seconds,
-            episode_seconds=rollout.episode_seconds,
-        )
-
-    def _play(self, label: str, sampling: SamplingParams) -> ModelPlay:
-        return ModelPlay(
-            self._pool,
-            self.spec.id,
-            self.agent,
-            self.engine,
-            self.policy.chat,
-            sampling,
-            self.limits(),
-            label,
-        )
+    def _play(self, label: str, temperature: float) -> ModelPlay:
+        config, chat = self.config, self.policy.chat
+        limits = episode_limits(config.rollout, self.spec, self.engine.max_length)
+        sampling = sampling_params(config.sampling, chat, temperature)
+        return ModelPlay(self._pool, self.spec.id, self.agent, self.engine, chat, sampling, limits, label)
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -274,14 +237,7 @@ class TrainRun:
 
     async def _evaluate(self) -> dict[str, Any]:
         config = self.config
-        play = self._play(
-            f"eval-{self.step}",
-            SamplingParams(
-                max_tokens=config.sampling.max_tokens,
-                temperature=config.eval.temperature,
-                stop_token_ids=(self.policy.chat.end_of_turn_id,),
-            ),
-        )
+        play = self._play(f"eval-{self.step}", config.eval.temperature)
         began = time.perf_counter()
         seed = derive_seed(config.seed, "eval")
         work = play_panel(play, self.panel, seed, config.rollout.concurrency)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rollenv.evaluation.evaluate import Summary
     from rollenv.registration import EnvSpec
     from rollenv.rollout.env_pool import EnvPool
-    from rollenv.rollout.episode import EpisodeLimits
     from rollenv.rollout.play import Play
     from rollenv.tasks import Panel
     from rollenv.trajectory import Trajectory
@@ -171,6 +170,7 @@ def _player(plan: _Plan, order: _Order, pool: EnvPool) -> tuple[Play, Any]:
     """How to play an episode, and how to close what that needs."""
     from rollenv.agents import make_agent
     from rollenv.rollout.play import ScriptedPlay
+    from rollenv.rollout.setup import episode_limits
 
     if plan.model is not None:
         return _model_player(plan, order, pool, plan.model)
@@ -181,17 +181,14 @@ def _player(plan: _Plan, order: _Order, pool: EnvPool) -> tuple[Play, Any]:
     def fresh_agent() -> Any:
         return make_agent(plan.spec, plan.agent_name, plan.agent)
 
-    return ScriptedPlay(pool, plan.spec.id, fresh_agent, _limits(plan, None)), nothing
+    return ScriptedPlay(pool, plan.spec.id, fresh_agent, episode_limits(plan.config.rollout, plan.spec)), nothing
 
 
 def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str) -> tuple[Play, Any]:
-    import torch
-
     from rollenv.agents import make_agent
-    from rollenv.inference.base import SamplingParams
     from rollenv.inference.chat import ChatFormat
-    from rollenv.inference.torch_engine import TorchEngine
     from rollenv.rollout.play import ModelPlay
+    from rollenv.rollout.setup import episode_limits, sampling_params, torch_engine
     from rollenv.trainers.device import choose_device
     from rollenv.trainers.policy import load_model
 
@@ -199,39 +196,11 @@ def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str) -> tuple
     device = choose_device(config.device, config.threads)
     model, tokenizer = load_model(path)
     chat = ChatFormat(tokenizer)
-    engine = TorchEngine(
-        model,
-        tokenizer=tokenizer,
-        device=device,
-        dtype=torch.bfloat16 if config.rollout.precision == "bf16" else None,
-        kv_budget_bytes=config.rollout.kv_mib * 2**20,
-        max_sessions=config.rollout.concurrency,
-    )
-    sampling = SamplingParams(
-        max_tokens=config.sampling.max_tokens,
-        temperature=order.temperature,
-        top_k=config.sampling.top_k,
-        top_p=config.sampling.top_p,
-        stop_token_ids=(chat.end_of_turn_id,),
-    )
+    engine = torch_engine(model, tokenizer, device, config.rollout)
+    sampling = sampling_params(config.sampling, chat, order.temperature)
     agent = make_agent(plan.spec, plan.agent_name, plan.agent)
-    limits = _limits(plan, int(model.config.max_position_embeddings))
+    limits = episode_limits(config.rollout, plan.spec, engine.max_length)
     return ModelPlay(pool, plan.spec.id, agent, engine, chat, sampling, limits, "eval"), engine.close
-
-
-def _limits(plan: _Plan, context: int | None) -> EpisodeLimits:
-    from rollenv.rollout.episode import EpisodeLimits
-
-    rollout = plan.config.rollout
-    bounds = [bound for bound in (rollout.max_tokens, context) if bound is not None]
-    return EpisodeLimits(
-        max_turns=rollout.max_turns or plan.spec.max_turns,
-        max_tokens=min(bounds, default=None),
-        reset_seconds=rollout.reset_seconds,
-        step_seconds=rollout.step_seconds,
-        generate_seconds=rollout.generate_seconds,
-        episode_seconds=rollout.episode_seconds,
-    )
 
 
 def _facts(plan: _Plan, order: _Order) -> dict[str, Any]:

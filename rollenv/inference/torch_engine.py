@@ -16,7 +16,7 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -25,21 +25,16 @@ from rollenv.errors import did_you_mean
 from rollenv.executor import DaemonThread
 from rollenv.inference.attention import IMPLEMENTATION, Chunk, PackedBatch
 from rollenv.inference.base import Completion, EngineError, FinishReason, SamplingParams
+from rollenv.inference.batching import deal, plan
 from rollenv.inference.fused import fused_runner
 from rollenv.inference.invariance import probe
-from rollenv.inference.kv_cache import KVCache, KVShape, Slot
+from rollenv.inference.kv_cache import KVCache, KVShape
 from rollenv.inference.runner import ModuleRunner, Runner
 from rollenv.inference.sampling import sample
+from rollenv.inference.sessions import Request, Session, Sessions
 
 StaleKV = Literal["keep", "drop", "recompute"]
 """What becomes of keys and values made by old weights, see `TorchEngine`."""
-
-
-_KEYS_PER_TOKEN = 128
-"""Attending to so many keys takes about as long as all the rest that a small model does for a token."""
-
-_TOKENS_PER_WORKER = 64
-"""A second worker is called when each has at least this much to do, in tokens without keys."""
 
 
 class TextDecoder(Protocol):
@@ -75,46 +70,6 @@ class EngineStats:
     queued: int
     sessions: int
     kv_bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    """What a session holds. `slot` has the keys and values of `ids`; weights `version` made the first of them."""
-
-    name: str
-    slot: Slot | None = None
-    ids: list[int] = field(default_factory=list)
-    version: int = -1
-    used: int = 0
-    request: _Request | None = None
-    gone: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One `generate` call. `todo` are the tokens that the model has yet to read before it can sample the next."""
-
-    session: _Session
-    prompt: list[int]
-    sampling: SamplingParams
-    limit: int
-    future: asyncio.Future[Completion]
-    todo: list[int] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def finish(self, reason: FinishReason) -> None:
-        """Answers the caller, once."""
-        self.session.request = None
-        if not self.future.done():
-            self.future.set_result(Completion(self.ids, self.logprobs, self.versions, reason))
-
-    def fail(self, error: EngineError) -> None:
-        """Answers the caller with an error, once."""
-        self.session.request = None
-        if not self.future.done():
-            self.future.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -182,7 +137,7 @@ class TorchEngine:
                 parameter.data = parameter.data.to(dtype)
         self._model.config._attn_implementation = IMPLEMENTATION
         self._tokenizer = tokenizer
-        self._max_sessions, self._max_batch, self._max_step_tokens = max_sessions, max_batch, max_step_tokens
+        self._max_batch, self._max_step_tokens = max_batch, max_step_tokens
         self._stale_kv: StaleKV = stale_kv
         self._version = version
         self._read_config()
@@ -199,13 +154,11 @@ class TorchEngine:
                 f"kv_budget_bytes = {self._cache.budget_bytes} holds no session: one slot takes "
                 f"{512 * self._shape.bytes_per_token} bytes"
             )
-        self._sessions: dict[str, _Session] = {}
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request] = []
+        self._sessions = Sessions(self._cache, max_sessions)
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
         self._updates: deque[_Update] = deque()
-        self._in_step: set[_Session] = set()
-        self._clock = 0
-        self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "steps": 0, "evictions": 0}
+        self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "steps": 0}
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -276,12 +229,10 @@ class TorchEngine:
         prompt = list(prompt_ids)
         self._refuse(prompt, sampling, session)
         self._ensure_loop()
-        state = self._sessions.get(session)
-        if state is None:
-            state = self._sessions[session] = _Session(session)
+        state = self._sessions.open(session)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         limit = min(sampling.max_tokens, self._max_length - len(prompt))
-        state.request = _Request(state, prompt, sampling, limit, future)
+        state.request = Request(state, prompt, sampling, limit, future)
         self._waiting.append(state.request)
         self._work.set()
         try:
@@ -350,7 +301,7 @@ class TorchEngine:
         if self._closed:
             return
         self._closed = True
-        for state in list(self._sessions.values()):
+        for state in self._sessions:
             self._drop(state)
         self._work.set()
         if self._task is not None and self._loop is asyncio.get_running_loop():
@@ -369,10 +320,10 @@ class TorchEngine:
             reused_tokens=self._counts["reused"],
             decoded_tokens=self._counts["decoded"],
             steps=self._counts["steps"],
-            evictions=self._counts["evictions"],
+            evictions=self._sessions.evictions,
             running=len(self._running),
             queued=len(self._waiting),
-            sessions=sum(1 for s in self._sessions.values() if s.slot is not None),
+            sessions=self._sessions.n_holders,
             kv_bytes=self._cache.n_bytes,
         )
 
@@ -393,13 +344,13 @@ class TorchEngine:
 
     def _forget_work(self) -> None:
         """Drops what callers of a vanished event loop left behind."""
-        self._in_step.clear()
+        self._sessions.in_step.clear()
         self._waiting.clear()
         self._running.clear()
         self._updates.clear()
-        for state in list(self._sessions.values()):
+        for state in self._sessions:
             if state.request is not None:
-                self._forget(state)
+                self._sessions.forget(state)
 
     async def _run(self) -> None:
         while not self._closed:
@@ -421,14 +372,14 @@ class TorchEngine:
     def _fail_all(self, error: Exception) -> None:
         for request in [*self._running, *self._waiting]:
             request.fail(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
-            self._forget(request.session)
+            self._sessions.forget(request.session)
         self._running.clear()
         self._waiting.clear()
-        self._in_step.clear()
+        self._sessions.in_step.clear()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def _drop(self, state: _Session) -> None:
+    def _drop(self, state: Session) -> None:
         """Ends the session's completion, if any, and forgets the session."""
         request = state.request
         if request is not None:
@@ -437,99 +388,39 @@ class TorchEngine:
             elif request in self._waiting:
                 self._waiting.remove(request)
             request.finish("aborted")
-        self._forget(state)
-
-    def _forget(self, state: _Session) -> None:
-        """Frees the session's slot, after the step when it is part of one."""
-        if self._sessions.get(state.name) is state:
-            del self._sessions[state.name]
-        state.gone = True
-        if state not in self._in_step:
-            self._free(state)
-
-    def _free(self, state: _Session) -> None:
-        if state.slot is not None:
-            self._cache.release(state.slot)
-        state.slot = None
-        state.ids = []
+        self._sessions.forget(state)
 
     def _admit(self) -> None:
         """Moves completions from the queue into the batch, in order, while there is room and memory."""
         while self._waiting and len(self._running) < self._max_batch:
             request = self._waiting[0]
             try:
-                placed = self._place(request)
+                reused = self._sessions.place(
+                    request, {other.session for other in self._running}, self._version, self._stale_kv == "keep"
+                )
             except Exception as error:  # out of memory, most likely
                 self._waiting.popleft()
                 request.fail(EngineError(f"no cache for session '{request.session.name}': {error}"))
-                self._forget(request.session)
+                self._sessions.forget(request.session)
                 continue
-            if not placed:
+            if reused is None:
                 return
+            self._counts["reused"] += reused
             self._waiting.popleft()
             self._running.append(request)
-
-    def _place(self, request: _Request) -> bool:
-        """Gives the session a slot for the longest possible completion, and finds what the slot already holds."""
-        state = request.session
-        if state.version != self._version and self._stale_kv != "keep":
-            state.ids = []
-        prompt = request.prompt
-        reused = min(_common_prefix(state.ids, prompt), len(prompt) - 1)
-        need = len(prompt) + request.limit
-        if state.slot is None or state.slot.capacity < need:
-            slot = self._acquire(need, state)
-            if slot is None and not self._running and state.slot is not None:
-                self._free(state)  # its own old slot may be what is in the way
-                reused = 0
-                slot = self._acquire(need, state)
-            if slot is None:
-                if self._running:
-                    return False
-                raise EngineError(f"{need} tokens do not fit into kv_budget_bytes = {self._cache.budget_bytes}")
-            if state.slot is not None:
-                self._cache.move(state.slot, slot, reused)
-                self._cache.release(state.slot)
-            state.slot = slot
-        state.ids = state.ids[:reused]
-        if not reused:
-            state.version = self._version
-        request.todo = prompt[reused:]
-        self._counts["reused"] += reused
-        return True
-
-    def _acquire(self, n_tokens: int, asking: _Session) -> Slot | None:
-        """A slot, if need be after evicting: idle sessions, those unused for longest first, then queued ones."""
-        capacity = self._cache.class_of(n_tokens)
-        running = {request.session for request in self._running}
-        while True:
-            holders = [s for s in self._sessions.values() if s.slot is not None and s is not asking]
-            slot = self._cache.acquire(n_tokens) if len(holders) < self._max_sessions else None
-            evictable = [s for s in holders if s not in running]
-            if slot is not None or not evictable:
-                return slot
-            same_class = [s for s in evictable if s.slot is not None and s.slot.capacity == capacity]
-            self._evict(min(same_class or evictable, key=lambda s: (s.request is not None, s.used)))
-
-    def _evict(self, state: _Session) -> None:
-        """Takes an idle or queued session's cache away; its next turn is computed from the whole prompt."""
-        self._free(state)
-        self._counts["evictions"] += 1
-        if state.request is None:
-            del self._sessions[state.name]
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
         """One forward pass over the batch, shared by the workers, and what follows from it."""
-        work = self._plan()
-        shares = self._share(list(work))
-        self._in_step = {request.session for request in work.values()}
+        work = plan(self._running, self._max_step_tokens)
+        shares = deal(list(work), len(self._workers))
+        self._sessions.in_step = {request.session for request in work.values()}
         outcomes = await asyncio.gather(
             *(self._submit(worker, share, work) for worker, share in zip(self._workers, shares, strict=False)),
             return_exceptions=True,
         )
-        self._in_step = set()
+        self._sessions.in_step = set()
         self._counts["steps"] += 1
         for share, outcome in zip(shares, outcomes, strict=True):
             if isinstance(outcome, BaseException):
@@ -537,40 +428,8 @@ class TorchEngine:
             else:
                 self._advance(work, share, outcome)
 
-    def _plan(self) -> dict[Chunk, _Request]:
-        """The step's chunks: one token of each completion that is under way, prompt tokens as far as the bound goes."""
-        budget = max(self._max_step_tokens - sum(len(r.todo) == 1 for r in self._running), 1)
-        work: dict[Chunk, _Request] = {}
-        for request in self._running:
-            state = request.session
-            n = 1 if len(request.todo) == 1 else min(len(request.todo), budget)
-            if n == 0:
-                continue
-            if len(request.todo) > 1:
-                budget -= n
-            assert state.slot is not None
-            chunk = Chunk(state.slot, len(state.ids), request.todo[:n], n == len(request.todo))
-            work[chunk] = request
-        return work
-
-    def _share(self, chunks: list[Chunk]) -> list[list[Chunk]]:
-        """Deals the chunks out to the workers, evenly by cost; a small step is not worth sharing."""
-        if len(self._workers) == 1 or len(chunks) == 1:
-            return [chunks]
-        costs = [len(c.ids) * (_KEYS_PER_TOKEN + c.start + len(c.ids)) for c in chunks]
-        n = min(len(self._workers), sum(costs) // (_TOKENS_PER_WORKER * _KEYS_PER_TOKEN), len(chunks))
-        if n <= 1:
-            return [chunks]
-        shares: list[list[Chunk]] = [[] for _ in range(n)]
-        loads = [0] * n
-        for i in sorted(range(len(chunks)), key=lambda i: -costs[i]):
-            least = loads.index(min(loads))
-            shares[least].append(chunks[i])
-            loads[least] += costs[i]
-        return shares
-
     def _submit(
-        self, worker: DaemonThread, share: list[Chunk], work: Mapping[Chunk, _Request]
+        self, worker: DaemonThread, share: list[Chunk], work: Mapping[Chunk, Request]
     ) -> asyncio.Future[list[tuple[Chunk, int, float]]]:
         """Runs one worker's share on its thread: (chunk, token, log-probability) for each chunk that samples."""
         draws = {chunk: (work[chunk].sampling, len(work[chunk].ids)) for chunk in share}
@@ -590,14 +449,14 @@ class TorchEngine:
         return list(zip(batch.sampled, tokens, logprobs, strict=True))
 
     def _advance(
-        self, work: Mapping[Chunk, _Request], share: Sequence[Chunk], sampled: Sequence[tuple[Chunk, int, float]]
+        self, work: Mapping[Chunk, Request], share: Sequence[Chunk], sampled: Sequence[tuple[Chunk, int, float]]
     ) -> None:
         """Books what a share of a step has computed, and answers those whose completion is complete."""
         for chunk in share:
             request = work[chunk]
             state = request.session
             if state.gone:
-                self._free(state)
+                self._sessions.free(state)
                 continue
             state.ids.extend(chunk.ids)
             del request.todo[: len(chunk.ids)]
@@ -615,30 +474,29 @@ class TorchEngine:
             reason = self._finished(request)
             if reason is not None:
                 self._running.remove(request)
-                self._clock += 1
-                request.session.used = self._clock
+                self._sessions.touch(request.session)
                 request.finish(reason)
 
-    def _finished(self, request: _Request) -> FinishReason | None:
+    def _finished(self, request: Request) -> FinishReason | None:
         sampling = request.sampling
         if request.ids[-1] in sampling.stop_token_ids or (sampling.stop and self._has_stop(request)):
             return "stop"
         return "length" if len(request.ids) >= request.limit else None
 
-    def _has_stop(self, request: _Request) -> bool:
+    def _has_stop(self, request: Request) -> bool:
         """Whether the end of the completion's text contains a stop string."""
         assert self._tokenizer is not None
         look_back = max(64, 8 * max(len(text) for text in request.sampling.stop))
         text = self._tokenizer.decode(request.ids[-look_back:], skip_special_tokens=False)
         return any(stop in text for stop in request.sampling.stop)
 
-    def _fail_share(self, requests: Sequence[_Request], error: BaseException) -> None:
+    def _fail_share(self, requests: Sequence[Request], error: BaseException) -> None:
         """A share that failed fails its completions; what their slots hold is unknown, so they lose them."""
         for request in requests:
             if request in self._running:
                 self._running.remove(request)
             request.fail(EngineError(f"a step failed: {type(error).__name__}: {error}"))
-            self._forget(request.session)
+            self._sessions.forget(request.session)
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
@@ -679,11 +537,3 @@ def _use_one_core() -> None:
     """Makes torch use one core for what the calling thread asks of it."""
     torch.get_num_threads()  # torch sets a thread up when it first asks, which would undo the next line later on
     torch.set_num_threads(1)
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading elements are equal."""
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return next(i for i in range(n) if a[i] != b[i])

@@ -77,6 +77,8 @@ class Scheduler:
         Raises:
             RollenvError: episodes fail and fail, so nothing will finish.
         """
+        if not self._finished.empty():  # without a turn of the loop, in which quick episodes would finish more
+            return self._finished.get_nowait()
         if self._broken is None:
             self._broken = asyncio.get_running_loop().create_future()
         getter = asyncio.ensure_future(self._finished.get())

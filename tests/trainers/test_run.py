@@ -226,7 +226,7 @@ def test_limits_leave_room_for_the_engine(model: Path, tmp_path: Path) -> None:
     async def main() -> tuple[Any, int]:
         run = TrainRun(config(tmp_path), model)
         run.engine._max_length = 40
-        limits = run.limits()
+        limits = run._play("train", 1.0).limits
         await run.engine.close()
         return limits, run.policy.model.config.max_position_embeddings
 

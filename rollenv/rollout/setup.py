@@ -1,0 +1,50 @@
+"""From settings to what plays episodes with a model: the engine, the sampling and the bounds of an episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rollenv.config.train import RolloutConfig, SamplingConfig
+from rollenv.inference.base import SamplingParams
+from rollenv.inference.chat import ChatFormat
+from rollenv.inference.torch_engine import TorchEngine
+from rollenv.registration import EnvSpec
+from rollenv.rollout.episode import EpisodeLimits
+
+
+def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
+    """An embedded engine with a copy of `model`."""
+    return TorchEngine(
+        model,
+        tokenizer=tokenizer,
+        device=device,
+        dtype=torch.bfloat16 if config.precision == "bf16" else None,
+        kv_budget_bytes=config.kv_mib * 2**20,
+        max_sessions=config.concurrency,
+    )
+
+
+def sampling_params(config: SamplingConfig, chat: ChatFormat, temperature: float | None = None) -> SamplingParams:
+    """How to sample one answer; `temperature` replaces the one of the settings. Each turn puts its own seed in."""
+    return SamplingParams(
+        max_tokens=config.max_tokens,
+        temperature=config.temperature if temperature is None else temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        stop_token_ids=(chat.end_of_turn_id,),
+    )
+
+
+def episode_limits(config: RolloutConfig, spec: EnvSpec, context: int | None = None) -> EpisodeLimits:
+    """The bounds of an episode of `spec`; `context` are the most tokens that model and engine can hold."""
+    bounds = [bound for bound in (config.max_tokens, context) if bound is not None]
+    return EpisodeLimits(
+        max_turns=config.max_turns or spec.max_turns,
+        max_tokens=min(bounds, default=None),
+        reset_seconds=config.reset_seconds,
+        step_seconds=config.step_seconds,
+        generate_seconds=config.generate_seconds,
+        episode_seconds=config.episode_seconds,
+    )
