@@ -16,9 +16,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import gymnasium  # noqa: E402
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from rollenv import registration  # noqa: E402
+
+# No test asserts time, and machines are shared: an example may take as long as it takes.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollenv.seeding import TaskOrder, derive_seed
 
-PATIENT = settings(deadline=None, max_examples=50)
+PATIENT = settings(max_examples=50)
 
 
 def test_golden_seeds() -> None:

@@ -47,19 +47,30 @@ class TrainTokens:
     sequence_N: Tensor
 
 
-def shaped_return(trajectory: Trajectory, invalid_penalty: float) -> float:
-    """The return minus `invalid_penalty` for each action that the environment refused."""
-    return trajectory.reward - invalid_penalty * sum(not turn.valid_action for turn in trajectory.turns)
+def trained_rewards(trajectory: Trajectory, algo: AlgoConfig) -> list[float]:
+    """What each turn is worth to the trainer: its reward (or, with `reward="success"`, 1 for the last turn of an
+    episode that succeeded and else 0), minus the penalty where the environment refused the action."""
+    turns = trajectory.turns
+    if algo.reward == "success":
+        rewards = [0.0] * (len(turns) - 1) + [float(bool(trajectory.success))] * bool(turns)
+    else:
+        rewards = [turn.reward for turn in turns]
+    return [r - algo.invalid_penalty * (not turn.valid_action) for r, turn in zip(rewards, turns, strict=True)]
+
+
+def trained_return(trajectory: Trajectory, algo: AlgoConfig) -> float:
+    """What an episode is worth to the trainer: the undiscounted sum over its turns."""
+    return sum(trained_rewards(trajectory, algo))
 
 
 def turn_advantages(episodes: Sequence[Trajectory], algo: AlgoConfig) -> list[list[float]]:
     """Per trainable episode of one group, the advantage of each of its turns."""
-    returns_G = torch.tensor([shaped_return(t, algo.invalid_penalty) for t in episodes], dtype=torch.float64)
+    returns_G = torch.tensor([trained_return(t, algo) for t in episodes], dtype=torch.float64)
     if algo.advantage != "gigpo":
         advantages = ADVANTAGES[algo.advantage](returns_G).tolist()
         return [[value] * len(t.turns) for value, t in zip(advantages, episodes, strict=True)]
     whole = ADVANTAGES["grpo"](returns_G).tolist()
-    rewards = [[turn.reward - algo.invalid_penalty * (not turn.valid_action) for turn in t.turns] for t in episodes]
+    rewards = [trained_rewards(t, algo) for t in episodes]
     anchors = [[turn.observation for turn in t.turns] for t in episodes]
     steps = gigpo_steps(rewards, anchors, algo.gamma)
     return [[a + algo.step_weight * s for s in episode] for a, episode in zip(whole, steps, strict=True)]

@@ -30,6 +30,7 @@ from rollenv.rollout.scheduler import Scheduler
 from rollenv.rollout.setup import episode_limits, sampling_params, torch_engine
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
+from rollenv.trainers.data import trained_return
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.grpo import GRPOTrainer
 from rollenv.trainers.metrics import MetricsWriter
@@ -121,6 +122,7 @@ class TrainRun:
             config.rollout.eta,
             config.rollout.filter,
             config.rollout.max_refills,
+            lambda trajectory: trained_return(trajectory, config.algo),
         )
         if state is not None:
             self._check_resumed(state)

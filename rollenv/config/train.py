@@ -94,6 +94,8 @@ class RolloutConfig(Section):
 class AlgoConfig(Section):
     """The algorithm."""
 
+    reward: Literal["return", "success"] = "return"
+    """What an episode is worth: the sum of its rewards, or 1 for a success and 0 for anything else."""
     advantage: Literal["grpo", "dr_grpo", "rloo", "gigpo"] = "grpo"
     """Group-relative advantage; `gigpo` also compares turns that began in the same state."""
     gamma: float = Field(0.95, gt=0, le=1)
@@ -123,7 +125,7 @@ class AlgoConfig(Section):
     tis_cap: float = Field(2.0, gt=0)
     """Cap C of truncated importance sampling."""
     invalid_penalty: float = Field(0.0, ge=0)
-    """Subtracted from the return for each action that the environment refused."""
+    """Subtracted from that for each action that the environment refused."""
 
     @model_validator(mode="after")
     def _constant_needs_length(self) -> AlgoConfig:

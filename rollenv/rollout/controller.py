@@ -13,7 +13,7 @@ from typing import Any
 
 from rollenv.rollout.groups import Group, GroupRequest
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.selection import FilterMode, has_signal
+from rollenv.rollout.selection import FilterMode, Worth, episode_return, has_signal
 from rollenv.rollout.staleness import admissible, due
 from rollenv.seeding import TaskOrder
 
@@ -49,6 +49,7 @@ class RolloutController:
         eta: bound on staleness in versions; 0 is synchronous.
         filter_mode: what to do with groups without signal.
         max_refills: with `refill`, at most so many groups are replaced per batch.
+        worth: what an episode is worth to the trainer; a group whose episodes are all worth the same has no signal.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class RolloutController:
         eta: float = 0.0,
         filter_mode: FilterMode = "drop",
         max_refills: int = 32,
+        worth: Worth = episode_return,
     ) -> None:
         self.scheduler = scheduler
         self._order, self._batch, self._size, self._seed = order, batch_groups, group_size, run_seed
-        self._eta, self._filter, self._max_refills = eta, filter_mode, max_refills
+        self._eta, self._filter, self._max_refills, self._worth = eta, filter_mode, max_refills, worth
         self.version = 0
         self._cursor = 0
         self._accepted = 0
@@ -103,7 +105,7 @@ class RolloutController:
             self._ready.sort(key=lambda group: (group.request.version, group.request.index))
             chosen, self._ready = self._ready[: self._batch], self._ready[self._batch :]
             idle, self._idle = self._idle, []
-        signal = [g for g in chosen if self._filter == "keep" or has_signal(g)]
+        signal = [g for g in chosen if self._filter == "keep" or has_signal(g, self._worth)]
         idle += [g for g in chosen if g not in signal]
         return Batch(self.version, sorted(signal, key=lambda group: group.request.index), idle)
 
@@ -119,7 +121,7 @@ class RolloutController:
 
     def _take(self, group: Group) -> None:
         del self._running[group.request.index]
-        if self._filter == "refill" and not has_signal(group) and len(self._idle) < self._max_refills:
+        if self._filter == "refill" and not has_signal(group, self._worth) and len(self._idle) < self._max_refills:
             self._idle.append(group)  # its place is free again: admit() fills it
             return
         self._accepted += 1

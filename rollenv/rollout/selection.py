@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from rollenv.rollout.groups import Group
+from rollenv.trajectory import Trajectory
 
 FilterMode = Literal["keep", "drop", "refill"]
 """What happens to a group without signal: trained anyway, left out of its batch, or replaced by another group
 (dynamic sampling, DAPO, arXiv 2503.14476)."""
 
 
-def has_signal(group: Group, tolerance: float = 1e-6) -> bool:
-    """Whether its trainable returns differ: otherwise every group-relative advantage is zero."""
-    returns = [trajectory.reward for trajectory in group.trainable]
-    return len(returns) > 1 and max(returns) - min(returns) > tolerance
+Worth = Callable[[Trajectory], float]
+"""What an episode is worth to the trainer."""
+
+
+def episode_return(trajectory: Trajectory) -> float:
+    """The sum of its rewards."""
+    return trajectory.reward
+
+
+def has_signal(group: Group, worth: Worth = episode_return, tolerance: float = 1e-6) -> bool:
+    """Whether its trainable episodes differ in worth: otherwise every group-relative advantage is zero."""
+    values = [worth(trajectory) for trajectory in group.trainable]
+    return len(values) > 1 and max(values) - min(values) > tolerance

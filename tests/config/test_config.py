@@ -154,7 +154,7 @@ def test_no_environment_at_all() -> None:
         load(env=None)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.sampled_from(
         ["steps", "optim", "optim.lr", "env_args.say", "agent", "agent.name", "agent.x", "nothing", "eval"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollenv.errors import RollenvError
@@ -41,7 +41,6 @@ def test_wilson_against_published_intervals(successes: int, trials: int, low: fl
     assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500), st.data())
 def test_wilson_bounds_are_where_the_score_test_is_just_significant(trials: int, data: st.DataObject) -> None:
     """(p - q)^2 = z^2 q (1 - q) / n at both ends q; mirrored for failures; the proportion lies inside."""

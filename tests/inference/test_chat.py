@@ -93,7 +93,7 @@ def rendered(chat: ChatFormat, messages: list[tuple[str, str]], prompt: bool) ->
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(system=st.none() | TEXT, exchanges=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
 def test_pieces_equal_the_templates_own_rendering(
     name: str, system: str | None, exchanges: list[tuple[str, str]]

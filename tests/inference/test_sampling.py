@@ -55,7 +55,7 @@ PARAMS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(PARAMS, min_size=1, max_size=12), st.sampled_from([7, 50, 501]), st.integers(0, 100))
 def test_a_row_is_the_same_bits_alone_and_in_company(params: list[SamplingParams], vocabulary: int, seed: int) -> None:
     rows = logits(len(params), vocabulary, seed)

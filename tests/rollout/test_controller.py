@@ -23,7 +23,7 @@ from rollenv.rollout.staleness import admissible, due
 from rollenv.seeding import TaskOrder
 from rollenv.trajectory import StopReason, Trajectory
 
-PATIENT = settings(deadline=None, max_examples=50)
+PATIENT = settings(max_examples=50)
 ETAS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.3])
 ORDER = TaskOrder([f"t{i}" for i in range(7)], seed=3)
 

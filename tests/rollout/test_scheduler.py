@@ -20,7 +20,7 @@ from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.scheduler import Scheduler
 from rollenv.trajectory import StopReason, Trajectory, Turn
 
-PATIENT = settings(deadline=None, max_examples=60)
+PATIENT = settings(max_examples=60)
 
 
 class Luck:

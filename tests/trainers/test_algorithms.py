@@ -22,7 +22,7 @@ from rollenv.trajectory import StopReason, Trajectory, Turn  # noqa: E402
 
 RETURNS = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=12)
 LOGP = st.floats(-8, -0.0078125, width=32)
-PATIENT = settings(deadline=None, max_examples=50)
+PATIENT = settings(max_examples=50)
 
 
 def t64(*values: float) -> torch.Tensor:

@@ -15,7 +15,8 @@ import toys  # noqa: E402
 
 from rollenv.config.train import AlgoConfig, OptimConfig  # noqa: E402
 from rollenv.rollout.groups import Group, GroupRequest  # noqa: E402
-from rollenv.trainers.data import samples_of, shaped_return, train_tokens  # noqa: E402
+from rollenv.rollout.selection import has_signal  # noqa: E402
+from rollenv.trainers.data import samples_of, train_tokens, trained_return, turn_advantages  # noqa: E402
 from rollenv.trainers.grpo import GRPOTrainer  # noqa: E402
 from rollenv.trainers.optim import adamw, lr_factor  # noqa: E402
 from rollenv.trainers.policy import Policy  # noqa: E402
@@ -363,8 +364,27 @@ def test_trainer_state_round_trip_continues_identically(origin: Policy) -> None:
 def test_invalid_actions_cost_their_penalty_each() -> None:
     turns = [Turn("", valid_action=ok, reward=r) for ok, r in ((True, 0.5), (False, 0.0), (False, 0.25))]
     trajectory = Trajectory("e", "t", 0, turns=turns)
-    assert shaped_return(trajectory, 0.0) == 0.75
-    assert shaped_return(trajectory, 0.1) == pytest.approx(0.55)
+    assert trained_return(trajectory, AlgoConfig()) == 0.75
+    assert trained_return(trajectory, AlgoConfig(invalid_penalty=0.1)) == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "gigpo"])
+def test_success_as_the_reward_makes_almost_right_as_wrong_as_anything(advantage: str) -> None:
+    """Three episodes with returns 1.0, 0.9 and 0.0: with `success` only the first is better than the others."""
+
+    def episode(reward: float, success: bool | None) -> Trajectory:
+        turns = [Turn("start", completion_ids=[1]), Turn("end", completion_ids=[2], reward=reward)]
+        return Trajectory("e", "t", 0, turns=turns, stop=StopReason.TERMINATED, success=success)
+
+    episodes = [episode(1.0, True), episode(0.9, False), episode(0.0, None)]
+    group = Group(GroupRequest(0, "t", 3, 0), episodes)
+    by_return = turn_advantages(episodes, algo(advantage=advantage))
+    by_success = turn_advantages(episodes, algo(advantage=advantage, reward="success"))
+    assert by_return[0][0] > by_return[1][0] > 0 > by_return[2][0]
+    assert by_success[0][0] > 0 > by_success[1][0] == by_success[2][0]
+    lost = Group(group.request, episodes[1:])
+    assert has_signal(lost)
+    assert not has_signal(lost, lambda t: trained_return(t, algo(reward="success")))
 
 
 def test_segments_of_one_episode_are_one_sequence_with_one_advantage() -> None:

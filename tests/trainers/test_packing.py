@@ -19,7 +19,7 @@ from rollenv.trainers.packing import ATTENTION, pack, packed_attention, split_by
 from rollenv.trainers.policy import Policy  # noqa: E402
 
 VOCAB = 97
-PATIENT = settings(deadline=None, max_examples=20)
+PATIENT = settings(max_examples=20)
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=7)
 
 
