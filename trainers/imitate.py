@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,14 +19,23 @@ import torch.nn.functional as F
 from rollenv.trainers.optim import Muon, Schedule, adamw, lr_factor
 from rollenv.trainers.packing import pack, split_by_tokens
 from rollenv.trainers.policy import Policy
+from rollenv.trajectory import Segment
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One segment of an episode to imitate: T ids, and 1 in `mask` where the agent wrote."""
+    """One segment of an episode to imitate: T ids, and 1 in `mask` where the agent wrote.
 
-    ids: list[int]
-    mask: list[int]
+    Kept as arrays: tens of thousands of episodes as lists of Python numbers take gigabytes.
+    """
+
+    ids: array[int]
+    mask: bytes
+
+    @classmethod
+    def of(cls, segment: Segment) -> Demonstration:
+        """What a segment of an episode leaves to imitate."""
+        return cls(array("i", segment.ids), bytes(segment.mask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,7 @@ def _step(policy: Policy, batch: Sequence[Demonstration], settings: ImitateSetti
     written = max(1, sum(sum(d.mask[1:]) for d in batch))
     loss_sum, action_sum = 0.0, 0.0
     for members in split_by_tokens([len(d.ids) for d in batch], settings.microbatch_tokens):
-        row = pack([batch[i].ids for i in members], policy.device)
+        row = pack([list(batch[i].ids) for i in members], policy.device)
         rows, targets, weight, acted = [], [], [], []
         for i, path in zip(members, row.paths, strict=True):
             ids = batch[i].ids

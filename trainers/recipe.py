@@ -121,7 +121,7 @@ class ImitationRun:
         def keep(trajectory: Trajectory) -> None:
             nonlocal successes
             successes += bool(trajectory.success)
-            played[trajectory.group] = [Demonstration(s.ids, s.mask) for s in trajectory.segments()]
+            played[trajectory.group] = [Demonstration.of(segment) for segment in trajectory.segments()]
 
         self._play(self.config.episodes, chat, keep=keep)
         return [d for group in sorted(played) for d in played[group]], successes / max(1, len(played))
