@@ -120,8 +120,8 @@ class GRPOTrainer:
         kept = [sample for sample in samples if any(sample.advantages) or not idle]
         if not kept:
             return []
-        most = self._workers.share(packed_size(kept), self._optim.microbatch_tokens)
-        return [self._micro(part, weight_of) for part in _micro_parts(kept, most)]
+        parts = _micro_parts(kept, self._optim.microbatch_tokens, self._workers.n)
+        return [self._micro(part, weight_of) for part in parts]
 
     def _micro(self, samples: Sequence[Sample], weight_of: Tensor) -> MicroBatch:
         row = pack([sample.ids for sample in samples], self.policy.device)
@@ -206,9 +206,9 @@ class GRPOTrainer:
         self.steps_done = int(state["steps_done"])
 
 
-def _micro_parts(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Samples in micro-batches of at most `max_tokens` packed tokens, those of a group together where they fit:
-    what they share is then computed once."""
+def _micro_parts(samples: Sequence[Sample], max_tokens: int, at_least: int) -> list[list[Sample]]:
+    """Samples in micro-batches of at most `max_tokens` packed tokens, and `at_least` so many, those of a group together
+    where they fit: what they share is then computed once."""
     groups: defaultdict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample.group].append(sample)
@@ -218,7 +218,7 @@ def _micro_parts(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample
             families.append(family)
         else:
             families += [[family[i] for i in part] for part in split_by_tokens(_lengths(family), max_tokens)]
-    parts = split_by_tokens([packed_size(family) for family in families], max_tokens)
+    parts = split_by_tokens([packed_size(family) for family in families], max_tokens, at_least)
     return [[sample for i in part for sample in families[i]] for part in parts]
 
 

@@ -116,7 +116,7 @@ def _gradients(
     total_weight = max(sum(map(sum, weights)), 1e-9)
     written = max(1, sum(sum(d.mask[1:]) for d in batch))
     lengths = [len(d.ids) for d in batch]
-    parts = split_by_tokens(lengths, workers.share(sum(lengths), settings.microbatch_tokens))
+    parts = split_by_tokens(lengths, settings.microbatch_tokens, workers.n)
 
     def loss(policy: Policy, members: list[int]) -> tuple[Tensor, tuple[float, float]]:
         loss_N, weight_N, acted_N = _token_losses(policy, [batch[i] for i in members], [weights[i] for i in members])

@@ -37,10 +37,6 @@ class GradientWorkers:
         self._replicas = [policy, *(_replica(policy) for _ in range(self.n - 1))]
         self._threads = one_core_threads(self.n, "rollenv-gradient") if self.n > 1 else []
 
-    def share(self, total_tokens: int, most_tokens: int) -> int:
-        """Bound on the tokens of a micro-batch so that every worker has one."""
-        return max(1, min(most_tokens, -(-total_tokens // self.n)))
-
     def map(self, jobs: Sequence[J], costs: Sequence[int], function: Callable[[Policy, J], R]) -> list[R]:
         """`function` of each job, with the replica of the worker that it fell to; results in the order of the jobs."""
         if self.n == 1 or len(jobs) == 1:
