@@ -7,7 +7,15 @@ and `EngineStats` are loaded when they are first asked for.
 
 from typing import TYPE_CHECKING
 
-from rollenv.inference.base import Completion, Engine, EngineError, FinishReason, SamplingParams
+from rollenv.inference.base import (
+    Completion,
+    Engine,
+    EngineDead,
+    EngineError,
+    FinishReason,
+    InvalidRequest,
+    SamplingParams,
+)
 from rollenv.inference.simulated import ScriptedEngine
 
 if TYPE_CHECKING:
@@ -16,9 +24,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Completion",
     "Engine",
+    "EngineDead",
     "EngineError",
     "EngineStats",
     "FinishReason",
+    "InvalidRequest",
     "SamplingParams",
     "ScriptedEngine",
     "TorchEngine",
