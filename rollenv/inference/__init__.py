@@ -1,8 +1,8 @@
 """Engines: token ids in, token ids out.
 
-`TorchEngine` (embedded, torch and transformers' model classes) and `ScriptedEngine` (a function, for tests and
-simulations) keep the same `Engine` protocol. Importing this package loads neither torch nor transformers: `TorchEngine`
-and `EngineStats` are loaded when they are first asked for.
+`TorchEngine` (embedded, torch and transformers' model classes), `ScriptedEngine` (a function, for tests and
+simulations) and `LLMProxy` (many engines as one) keep the same `Engine` protocol. Importing this package loads neither
+torch nor transformers: `TorchEngine` and `EngineStats` are loaded when they are first asked for.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +16,8 @@ from rollenv.inference.base import (
     InvalidRequest,
     SamplingParams,
 )
+from rollenv.inference.proxy import LLMProxy
+from rollenv.inference.routing import ReplicaStats, RoutingStats
 from rollenv.inference.simulated import ScriptedEngine
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ __all__ = [
     "EngineStats",
     "FinishReason",
     "InvalidRequest",
+    "LLMProxy",
+    "ReplicaStats",
+    "RoutingStats",
     "SamplingParams",
     "ScriptedEngine",
     "TorchEngine",

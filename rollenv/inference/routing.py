@@ -361,11 +361,11 @@ class Router:
 
     def abort_all(self) -> list[Request]:
         """Aborts every request, whichever its session; returns those that waited."""
-        running = [request for replica in self._replicas.values() for request in replica.running.values()]
-        for request in running:
-            request.stopping = True
         queues = [self._queue, *(replica.queue for replica in self._replicas.values())]
         waiting = [request for queue in queues for request in queue.take_all()]
+        running = [request for replica in self._replicas.values() for request in replica.running.values()]
+        for request in waiting + running:
+            request.stopping = True
         for request in waiting:
             self._settle(request, "aborted")
         return waiting
