@@ -8,8 +8,8 @@ flight of a replica stay within its budget, unless a single request that is larg
 itself. Of the requests that may go to a replica the oldest goes first. A session stays with the replica that holds its
 cache as long as that replica serves and does not fail it.
 
-What an event costs grows with the number of replicas, not with the number of sessions; only the end of a replica costs
-as much as it held.
+What an event costs grows with the number of replicas, not with the number of sessions; only to drain or
+to lose a replica costs as much as it held.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Request:
     Attributes:
         number: order of arrival.
         tokens: what it takes of a replica's budget while it runs.
+        session: whose it is.
         status: see `Status`.
         replica: where it runs; "" while it does not.
-        stopping: its session was aborted while it ran; it will not be begun again.
+        stopping: its session was aborted; it will not be begun again.
         restarts: how often it had to begin again on another replica.
         refusal: why it was refused.
+        wave: how many waves of failures (see `ReplicaState`) its replica had seen when it began there.
     """
 
     number: int
@@ -106,7 +108,8 @@ class Queue:
 class ReplicaState:
     """A replica's books. `queue` has the requests that can only go here: their sessions' caches are here.
 
-    A wave is a number of requests that failed together; `failed_in_a_row` are the waves since the last completion.
+    A wave is a number of requests that failed side by side, `waves` is how many there were, and `failed_in_a_row` how
+    many since the last completion.
     """
 
     name: str
