@@ -113,7 +113,8 @@ class WebShopAgent:
                 if line:
                     yield " ".join(line)
                 group = node if index in options else ""
-                line = [f"- {node}:" if group else node]
+                # `color?`, not `color:`, which the instruction has: a small model copies what follows the same token.
+                line = [f"- {node}?" if group else node]
                 continue
             numbers.append((node.lower(), title if price else f"{group}: {node}" if group else node))
             if price and line:
@@ -164,7 +165,7 @@ class WebShopAgent:
             if click == match[2].lower():
                 is_product = not label.lower().endswith(click)
                 return f"click [{number}]" if is_product else f"click {label.lower()}"
-        return action
+        return f"click {match[2]}"
 
 
 def split_instruction(observation: str) -> tuple[str, list[str]]:

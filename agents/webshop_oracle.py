@@ -34,6 +34,8 @@ _FILLER = frozenset(
 
 NEAR = 3
 """A title that leaves so many more words open than the best one is still worth a look."""
+MISSING = 3
+"""Asking for an option that is not offered is so many times as tempting as any other single mistake."""
 PATIENCE = 4
 """A free instruction says more than pages can answer: after so many products the best one will do."""
 VAGUE = 3
@@ -180,8 +182,8 @@ class WebShopOracle:
 
     Args:
         noise: at each decision, the probability of a plausible shopper's mistake instead (another hit, a hit above
-            the bound, a wrong or forgotten option, a needless page, a careless query). It then carries on sensibly
-            from where it is, so that demonstrations hold recoveries.
+            the bound, a wrong or forgotten option, one that is not offered, a needless page, a careless query). It then
+            carries on sensibly from where it is, so that demonstrations hold recoveries.
         limit: actions after which the episode would be cut; it settles for the best it knows in time to buy.
 
     Raises:
@@ -343,6 +345,9 @@ class WebShopOracle:
             values = [value for group in page.options.values() for value in group]
             choices = [f"click[{label}]" for label in ("< prev", "features", "description", "buy now")]
             choices += [f"click[{value}]" for value in self._rng.sample(values, min(2, len(values)))]
+            # What is asked for, though it is not offered: as labels are written, group first.
+            missing = [f"{name}: {value}" for name, value in request.options if value not in values]
+            choices += [f"click[{label}]" for label in missing for _ in range(MISSING)]
         return self._rng.choice(choices) if choices else ""
 
 

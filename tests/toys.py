@@ -149,7 +149,7 @@ def demonstrations(chat: Any, n: int, noise: float, seed: int = 0) -> list[Any]:
         groups = await collect(scheduler, [GroupRequest(i, tasks[i % len(tasks)], 1, seed) for i in range(n)])
         return [t for group in groups for t in group.trajectories]
 
-    return [Demonstration(s.ids, s.mask) for t in asyncio.run(run()) for s in t.segments()]
+    return [Demonstration.of(s) for t in asyncio.run(run()) for s in t.segments()]
 
 
 @functools.cache

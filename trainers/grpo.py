@@ -22,6 +22,7 @@ from rollenv.trainers.algorithms.kl import KL
 from rollenv.trainers.data import Sample, TrainTokens, samples_of, train_tokens
 from rollenv.trainers.optim import adamw, lr_factor
 from rollenv.trainers.packing import PackedRow, pack, share, split_by_tokens
+from rollenv.trainers.parallel import GradientWorkers
 from rollenv.trainers.policy import Policy
 
 
@@ -48,6 +49,13 @@ class Totals:
     tokens: int = 0
     log_rho: list[Tensor] = field(default_factory=list)
 
+    def add(self, other: Totals) -> None:
+        """Counts what a micro-batch has summed up."""
+        for key, value in other.values.items():
+            self.values[key] += value
+        self.tokens += other.tokens
+        self.log_rho += other.log_rho
+
 
 class GRPOTrainer:
     """Updates a policy from batches of groups.
@@ -65,6 +73,7 @@ class GRPOTrainer:
         self.policy, self._algo, self._optim = policy, algo, optim
         self._total, self._temperature = total_steps, temperature
         self.steps_done = 0
+        self._workers = GradientWorkers(policy)
         self.optimizer = adamw(policy.model.named_parameters(), optim.lr, optim.betas, optim.eps, optim.weight_decay)
         self._reference: Policy | None = None
         if algo.kl_coef > 0:
@@ -85,8 +94,10 @@ class GRPOTrainer:
         minibatches = [self._minibatch(part) for part in parts if part]
         # With a single update the proximal policy is the current one: r is exactly 1 and needs no forward pass.
         if len(minibatches) * self._optim.epochs > 1:
-            for micro in (m for minibatch in minibatches for m in minibatch):
-                micro.old_logp_N = self._frozen_logprobs(self.policy, micro)
+            for minibatch in minibatches:
+                old = self._workers.map(minibatch, _sizes(minibatch), self._frozen_logprobs)
+                for micro, old_logp_N in zip(minibatch, old, strict=True):
+                    micro.old_logp_N = old_logp_N
         totals, norms = Totals(), []
         for _ in range(self._optim.epochs):
             norms += [self._update(minibatch, totals) for minibatch in minibatches if minibatch]
@@ -109,7 +120,8 @@ class GRPOTrainer:
         kept = [sample for sample in samples if any(sample.advantages) or not idle]
         if not kept:
             return []
-        return [self._micro(part, weight_of) for part in _micro_parts(kept, self._optim.microbatch_tokens)]
+        parts = _micro_parts(kept, self._optim.microbatch_tokens, self._workers.n)
+        return [self._micro(part, weight_of) for part in parts]
 
     def _micro(self, samples: Sequence[Sample], weight_of: Tensor) -> MicroBatch:
         row = pack([sample.ids for sample in samples], self.policy.device)
@@ -125,8 +137,8 @@ class GRPOTrainer:
 
     def _update(self, minibatch: Sequence[MicroBatch], totals: Totals) -> float:
         self.optimizer.zero_grad(set_to_none=True)
-        for micro in minibatch:
-            self._loss(micro, totals).backward()
+        for part in self._workers.backward(minibatch, _sizes(minibatch), self._loss):
+            totals.add(part)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self._optim.max_grad_norm)
         if not torch.isfinite(norm):
             totals.values["skipped_updates"] += 1
@@ -134,9 +146,9 @@ class GRPOTrainer:
         self.optimizer.step()
         return float(norm)
 
-    def _loss(self, micro: MicroBatch, totals: Totals) -> Tensor:
-        algo, tokens = self._algo, micro.tokens
-        logp_N, entropy_N = self.policy.logprobs(
+    def _loss(self, policy: Policy, micro: MicroBatch) -> tuple[Tensor, Totals]:
+        algo, tokens, totals = self._algo, micro.tokens, Totals()
+        logp_N, entropy_N = policy.logprobs(
             micro.row, tokens.rows_N, tokens.targets_N, self._temperature, entropy_gradient=algo.entropy_coef != 0
         )
         old_N = logp_N.detach() if micro.old_logp_N is None else micro.old_logp_N
@@ -160,7 +172,7 @@ class GRPOTrainer:
         totals.values["entropy"] += float(entropy_N.detach().sum())
         totals.values["clipped"] += float(clipped_N.float().sum())
         totals.log_rho.append((old_N - tokens.mu_logp_N).detach())
-        return loss
+        return loss, totals
 
     def _metrics(self, totals: Totals, norms: Sequence[float], lr: float) -> dict[str, float]:
         tokens = max(1, totals.tokens)
@@ -180,6 +192,10 @@ class GRPOTrainer:
             metrics["kl"] = totals.values["kl"] / tokens
         return metrics
 
+    def close(self) -> None:
+        """Ends the threads that compute gradients."""
+        self._workers.close()
+
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and step count (the weights are saved as a model folder)."""
         return {"optimizer": self.optimizer.state_dict(), "steps_done": self.steps_done}
@@ -190,9 +206,9 @@ class GRPOTrainer:
         self.steps_done = int(state["steps_done"])
 
 
-def _micro_parts(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Samples in micro-batches of at most `max_tokens` packed tokens, those of a group together where they fit:
-    what they share is then computed once."""
+def _micro_parts(samples: Sequence[Sample], max_tokens: int, at_least: int) -> list[list[Sample]]:
+    """Samples in micro-batches of at most `max_tokens` packed tokens, and `at_least` so many, those of a group together
+    where they fit: what they share is then computed once."""
     groups: defaultdict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample.group].append(sample)
@@ -202,8 +218,13 @@ def _micro_parts(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample
             families.append(family)
         else:
             families += [[family[i] for i in part] for part in split_by_tokens(_lengths(family), max_tokens)]
-    parts = split_by_tokens([packed_size(family) for family in families], max_tokens)
+    parts = split_by_tokens([packed_size(family) for family in families], max_tokens, at_least)
     return [[sample for i in part for sample in families[i]] for part in parts]
+
+
+def _sizes(minibatch: Sequence[MicroBatch]) -> list[int]:
+    """Tokens of each micro-batch."""
+    return [micro.row.ids_T.numel() for micro in minibatch]
 
 
 def packed_size(samples: Sequence[Sample]) -> int:

@@ -174,13 +174,14 @@ def packed_attention(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 
 
-def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def split_by_tokens(lengths: Sequence[int], max_tokens: int, at_least: int = 1) -> list[list[int]]:
     """Indices of segments in micro-batches of at most `max_tokens` tokens (a longer segment goes alone).
 
-    Longest first into the emptiest of the fewest micro-batches that can do: their sizes come out even.
+    Longest first into the emptiest of the fewest micro-batches that can do, but `at_least` so many (when there are as
+    many segments): their sizes come out even.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    n_bins = max(1, -(-sum(lengths) // max_tokens))
+    n_bins = max(at_least, -(-sum(lengths) // max_tokens))
     while True:
         bins: list[list[int]] = [[] for _ in range(n_bins)]
         loads = [0] * n_bins

@@ -16,7 +16,7 @@ from rollenv.evaluation.evaluate import play_panel, summarize
 from rollenv.files import new_folder
 from rollenv.inference.chat import ChatFormat
 from rollenv.registration import make, spec
-from rollenv.rollout.controller import collect
+from rollenv.rollout.controller import stream
 from rollenv.rollout.env_pool import EnvPool
 from rollenv.rollout.groups import GroupRequest
 from rollenv.rollout.play import DemonstrationPlay, ModelPlay
@@ -27,7 +27,7 @@ from rollenv.trainers.device import choose_device
 from rollenv.trainers.imitate import Demonstration, ImitateSettings, imitate
 from rollenv.trainers.policy import Policy, load_model, n_parameters
 from rollenv.trainers.scratch import ScratchShape, new_model, train_tokenizer
-from rollenv.trajectory import StopReason
+from rollenv.trajectory import StopReason, Trajectory
 
 OnFigures = Callable[[str, dict[str, Any]], None]
 """Called with ("play" | "learn" | "eval", figures) as the work goes."""
@@ -114,12 +114,26 @@ class ImitationRun:
         return Policy.of(model, tokenizer, device, config.precision)
 
     def _demonstrations(self, chat: ChatFormat) -> tuple[list[Demonstration], float]:
-        trajectories = self._play(self.config.episodes, chat, lambda text: None)
-        segments = [segment for t in trajectories for segment in t.segments()]
-        success = sum(bool(t.success) for t in trajectories) / max(1, len(trajectories))
-        return [Demonstration(segment.ids, segment.mask) for segment in segments], success
+        """What the expert's episodes leave to imitate, in the order of the tasks, and how often it succeeded."""
+        played: dict[int, list[Demonstration]] = {}
+        successes = 0
 
-    def _play(self, episodes: int, chat: ChatFormat | None, on_text: Callable[[str], None]) -> list[Any]:
+        def keep(trajectory: Trajectory) -> None:
+            nonlocal successes
+            successes += bool(trajectory.success)
+            played[trajectory.group] = [Demonstration.of(segment) for segment in trajectory.segments()]
+
+        self._play(self.config.episodes, chat, keep=keep)
+        return [d for group in sorted(played) for d in played[group]], successes / max(1, len(played))
+
+    def _play(
+        self,
+        episodes: int,
+        chat: ChatFormat | None,
+        on_text: Callable[[str], None] = lambda text: None,
+        keep: Callable[[Trajectory], None] = lambda trajectory: None,
+    ) -> None:
+        """Plays so many episodes; `keep` gets those that did not fail, as they end."""
         config = self.config
         play = DemonstrationPlay(
             self._pool,
@@ -133,16 +147,18 @@ class ImitationRun:
         order = TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks"))
         seed = derive_seed(config.seed, "demonstrations")
 
-        async def play_all() -> list[Any]:
+        async def play_all() -> None:
             scheduler = Scheduler(play, concurrency=16)
             requests = [GroupRequest(index, order[index], 1, seed) for index in range(episodes)]
             try:
-                return await collect(scheduler, requests, lambda n: self._played(n, episodes))
+                async for group in stream(scheduler, requests, lambda n: self._played(n, episodes)):
+                    for trajectory in group.trajectories:
+                        if trajectory.stop is not StopReason.FAILED:
+                            keep(trajectory)
             finally:
                 await scheduler.close()
 
-        groups = asyncio.run(play_all())
-        return [t for group in groups for t in group.trajectories if t.stop is not StopReason.FAILED]
+        asyncio.run(play_all())
 
     def _played(self, finished: int, total: int) -> None:
         if finished % 50 == 0 or finished == total:

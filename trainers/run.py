@@ -179,6 +179,7 @@ class TrainRun:
         finally:
             await self.scheduler.close()
             await self.engine.close()
+            self.trainer.close()
             self._pool.close()
             self._metrics.close()
 

@@ -42,6 +42,7 @@ class ChatFormat:
         if tokenizer.eos_token is None and self._template:
             raise RollenvError(f"tokenizer '{tokenizer.name_or_path}' has neither a chat template nor an end token")
         self._encoded: dict[str, list[int]] = {}
+        self._special = tuple(token for token in tokenizer.all_special_tokens if token)
         self._take_apart()
 
     def _render(self, messages: list[dict[str, str]], prompt: bool) -> str:
@@ -108,6 +109,8 @@ class ChatFormat:
 
     def user_block(self, content: str) -> list[int]:
         """A user message and the header of the answer that follows it. Encoded at each call: keep the result."""
+        if self._looks_special(content):
+            return [*self.encode(self._header), *self.plain(content), *self.encode(self._after_user)]
         return self.encode(self._header + content + self._after_user)
 
     def separator(self) -> list[int]:
@@ -117,6 +120,15 @@ class ChatFormat:
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, special tokens recognised, none added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def plain(self, text: str) -> list[int]:
+        """The ids of text from outside: what reads like a special token in it is text, and ends or begins no turn."""
+        if not self._looks_special(text):
+            return self.encode(text)
+        return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def _looks_special(self, text: str) -> bool:
+        return any(token in text for token in self._special)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
@@ -194,7 +206,7 @@ class Conversation:
             return recorded[1]
         key = (-1, message.content)
         if key not in self._users:
-            self._users[key] = [*self._chat.encode(message.content), self._chat.end_of_turn_id]
+            self._users[key] = [*self._chat.plain(message.content), self._chat.end_of_turn_id]
         return self._users[key]
 
     def _close(self, answer: Message) -> list[int]:

@@ -26,6 +26,7 @@ from rollenv.executor import DaemonThread
 from rollenv.inference.attention import IMPLEMENTATION, Chunk, PackedBatch
 from rollenv.inference.base import Completion, EngineDead, EngineError, FinishReason, InvalidRequest, SamplingParams
 from rollenv.inference.batching import deal, plan
+from rollenv.inference.cores import one_core_threads, worth_sharing
 from rollenv.inference.fused import fused_runner
 from rollenv.inference.invariance import probe
 from rollenv.inference.kv_cache import KVCache, KVShape
@@ -185,16 +186,11 @@ class TorchEngine:
         )
 
     def _start_workers(self, workers: int | None) -> None:
-        threads = torch.get_num_threads()
         if workers is None:
-            workers = 2 if self._device.type == "cpu" and threads >= 2 and self._hidden <= 512 else 1
+            workers = worth_sharing(self._device, self._hidden, most=2)
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
-        self._workers = [DaemonThread(f"rollenv-engine-{i}") for i in range(workers)]
-        if workers > 1:
-            for worker in self._workers:
-                worker.submit(_use_one_core).result()
-            torch.set_num_threads(threads)  # the workers' calls have also set what threads born later start with
+        self._workers = one_core_threads(workers, "rollenv-engine")
 
     def _probe(self) -> tuple[Any, bool]:
         maps = self._runner.linear_maps()
@@ -540,9 +536,3 @@ class TorchEngine:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 self._targets[name].copy_(tensor)
-
-
-def _use_one_core() -> None:
-    """Makes torch use one core for what the calling thread asks of it."""
-    torch.get_num_threads()  # torch sets a thread up when it first asks, which would undo the next line later on
-    torch.set_num_threads(1)

@@ -7,7 +7,7 @@ weights of version v, whatever order they finish in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,10 +150,17 @@ async def collect(
     scheduler: Scheduler, requests: Sequence[GroupRequest], progress: Callable[[int], None] = lambda finished: None
 ) -> list[Group]:
     """Plays all of `requests` and returns their groups by index; `progress` gets the number finished so far."""
+    groups = [group async for group in stream(scheduler, requests, progress)]
+    return sorted(groups, key=lambda group: group.request.index)
+
+
+async def stream(
+    scheduler: Scheduler, requests: Sequence[GroupRequest], progress: Callable[[int], None] = lambda finished: None
+) -> AsyncIterator[Group]:
+    """Plays all of `requests` and gives their groups as they finish, for those who keep only a part of each."""
     for request in requests:
         scheduler.submit(request)
-    groups: list[Group] = []
-    for _ in requests:
-        groups.append(await scheduler.next_group())
-        progress(len(groups))
-    return sorted(groups, key=lambda group: group.request.index)
+    for finished in range(1, len(requests) + 1):
+        group = await scheduler.next_group()
+        progress(finished)
+        yield group

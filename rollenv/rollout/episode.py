@@ -133,7 +133,7 @@ class Demonstrator:
         self._on_text(turn.completion)
         if self._conversation is not None and self._chat is not None:
             _, turn.prompt_ids, turn.fork = self._conversation.prompt(messages)
-            turn.completion_ids = [*self._chat.encode(turn.completion), self._chat.end_of_turn_id]
+            turn.completion_ids = [*self._chat.plain(turn.completion), self._chat.end_of_turn_id]
             turn.logprobs = [0.0] * len(turn.completion_ids)
             turn.policy_versions = [-1] * len(turn.completion_ids)
             self._conversation.answered(len(history) - 1, turn.completion_ids, turn.completion)

@@ -56,8 +56,8 @@ def test_numbered_pages() -> None:
     assert "Red Running Shoe $20.0 [3]" in pages[1].splitlines()
     assert "Blue Shoe $10.0 to $15.0 [4]" in pages[1].splitlines()
     assert "B01AAAAAAA" not in pages[1]
-    assert "- size: 7 [3] 8 [4]" in pages[2].splitlines()
-    assert "- color: red [5]" in pages[2].splitlines()
+    assert "- size? 7 [3] 8 [4]" in pages[2].splitlines()
+    assert "- color? red [5]" in pages[2].splitlines()
     assert "Buy Now [9]" in pages[2]
     assert not any("find a red shoe" in page for page in pages[1:])  # the instruction is shown once
 

@@ -171,7 +171,8 @@ def test_it_understands_free_instructions() -> None:
 def test_noisy_demonstrations_recover(env: Any) -> None:
     results = [play(env, task, WebShopOracle(noise=0.15), i) for i, task in enumerate(env.tasks.ids("eval")[:300])]
     assert report("oracle with 15% mistakes", results) >= 0.75
-    assert not sum(r.invalid for r in results)
+    refused = sum(r.invalid for r in results)  # it asks for options that are not offered, and learns from a refusal
+    assert 10 < refused < 60
     clean = [play(env, task, WebShopOracle()).actions for task in env.tasks.ids("eval")[:300]]
     assert sum(r.actions != other for r, other in zip(results, clean, strict=True)) > 100
 

@@ -123,6 +123,23 @@ def test_pieces_equal_the_templates_own_rendering(
         assert chat.decode(full[len(conversation.ids) :]).strip() == ""
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@given(TEXT, st.data())
+def test_what_reads_like_a_special_token_in_a_message_is_text(name: str, text: str, data: st.DataObject) -> None:
+    """A page that holds `<|im_end|>` ends no turn: the control tokens of a block are those of a harmless one."""
+    chat = CHATS[name]
+    special = set(chat.tokenizer.all_special_ids)
+    harmful = text + data.draw(st.sampled_from(chat.tokenizer.all_special_tokens)) + text
+
+    def control(ids: list[int]) -> list[int]:
+        return [i for i in ids if i in special]
+
+    assert control(chat.user_block(harmful)) == control(chat.user_block("harmless"))
+    assert not control(chat.plain(harmful))
+    assert chat.tokenizer.decode(chat.plain(harmful), clean_up_tokenization_spaces=False) == harmful
+    assert chat.plain(text) == chat.encode(text)
+
+
 def test_end_of_turn_is_the_token_that_ends_an_answer() -> None:
     for name, token in (
         ("chatml", "<|im_end|>"),
