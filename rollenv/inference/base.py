@@ -13,7 +13,15 @@ FinishReason = Literal["stop", "length", "aborted"]
 
 
 class EngineError(Exception):
-    """The engine failed; the episode that asked is labelled, not rewarded."""
+    """The engine failed; the episode that asked is labelled, not rewarded. Another engine may do better."""
+
+
+class InvalidRequest(EngineError):
+    """The request itself is at fault: no engine with this model would serve it, and nothing has changed."""
+
+
+class EngineDead(EngineError):
+    """The engine was closed or has died: it serves nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +65,25 @@ class Engine(Protocol):
         """The version of the weights that would make the next token."""
         ...
 
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens, prompt and completion together, that a session can have; None: no bound."""
+        ...
+
+    @property
+    def token_budget(self) -> int | None:
+        """Tokens of running completions, prompts included, that its KV memory holds; None: no bound."""
+        ...
+
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str) -> Completion:
         """Continues `prompt_ids` (the whole prompt; what the session's cache already holds is not computed again).
 
+        A caller that is cancelled ends what its session is generating.
+
         Raises:
-            EngineError: the engine failed or cannot hold the prompt.
+            InvalidRequest: it cannot be served, here or elsewhere: the prompt is too long, or no token ids, ...
+            EngineDead: the engine was closed or has died.
+            EngineError: it failed otherwise.
         """
         ...
 
@@ -74,7 +96,13 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replaces the weights between two decode steps; running completions continue with the new ones."""
+        """Replaces the weights between two decode steps; running completions continue with the new ones.
+
+        Raises:
+            InvalidRequest: these are not the model's weights; nothing has changed.
+            EngineDead: the engine was closed or has died.
+            EngineError: it failed otherwise; which weights it has is unknown.
+        """
         ...
 
     async def close(self) -> None:

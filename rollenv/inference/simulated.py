@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rollenv.inference.base import Completion, EngineError, SamplingParams
+from rollenv.inference.base import Completion, EngineDead, EngineError, InvalidRequest, SamplingParams
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,8 @@ class ScriptedEngine:
         seconds_per_token: each token is said after so long (asyncio time, so a test's clock may drive it).
         logprob: of every token.
         version: of the weights at first.
+        max_length: what it reports; longer sessions are served all the same.
+        token_budget: likewise.
 
     >>> import asyncio
     >>> engine = ScriptedEngine(lambda prompt, sampling: [prompt[-1] + 1, 2])
@@ -38,12 +40,20 @@ class ScriptedEngine:
     """
 
     def __init__(
-        self, script: Script, *, seconds_per_token: float = 0.0, logprob: float = -math.log(2), version: int = 0
+        self,
+        script: Script,
+        *,
+        seconds_per_token: float = 0.0,
+        logprob: float = -math.log(2),
+        version: int = 0,
+        max_length: int | None = None,
+        token_budget: int | None = None,
     ) -> None:
         self._script = script
         self._seconds_per_token = seconds_per_token
         self._logprob = logprob
         self._version = version
+        self._max_length, self._token_budget = max_length, token_budget
         self._aborts: dict[str, asyncio.Event] = {}
         self._closed = False
         self.weights: dict[str, torch.Tensor] = {}
@@ -54,6 +64,16 @@ class ScriptedEngine:
         return self._version
 
     @property
+    def max_length(self) -> int | None:
+        """The bound that was given."""
+        return self._max_length
+
+    @property
+    def token_budget(self) -> int | None:
+        """The bound that was given."""
+        return self._token_budget
+
+    @property
     def running(self) -> int:
         """Completions under way."""
         return len(self._aborts)
@@ -62,14 +82,16 @@ class ScriptedEngine:
         """Says the script's ids, one after another.
 
         Raises:
-            EngineError: the script failed, the engine is closed, the session is busy, or stop strings were given.
+            InvalidRequest: the session is busy, or stop strings were given.
+            EngineDead: the engine is closed.
+            EngineError: the script failed.
         """
         if self._closed:
-            raise EngineError("the engine is closed")
+            raise EngineDead("the engine is closed")
         if session in self._aborts:
-            raise EngineError(f"session '{session}' is already generating; one completion at a time per session")
+            raise InvalidRequest(f"session '{session}' is already generating; one completion at a time per session")
         if sampling.stop:
-            raise EngineError("ScriptedEngine has no tokenizer for stop strings; use stop_token_ids")
+            raise InvalidRequest("ScriptedEngine has no tokenizer for stop strings; use stop_token_ids")
         try:
             script = list(self._script(prompt_ids, sampling))[: sampling.max_tokens]
         except Exception as error:
@@ -118,7 +140,7 @@ class ScriptedEngine:
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Sets the version of the next token, and remembers the tensors."""
         if self._closed:
-            raise EngineError("the engine is closed")
+            raise EngineDead("the engine is closed")
         self._version = version
         self.weights.update(tensors)
 

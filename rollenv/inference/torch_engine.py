@@ -24,7 +24,7 @@ import torch
 from rollenv.errors import did_you_mean
 from rollenv.executor import DaemonThread
 from rollenv.inference.attention import IMPLEMENTATION, Chunk, PackedBatch
-from rollenv.inference.base import Completion, EngineError, FinishReason, SamplingParams
+from rollenv.inference.base import Completion, EngineDead, EngineError, FinishReason, InvalidRequest, SamplingParams
 from rollenv.inference.batching import deal, plan
 from rollenv.inference.cores import one_core_threads, worth_sharing
 from rollenv.inference.fused import fused_runner
@@ -213,14 +213,21 @@ class TorchEngine:
         """The most tokens, prompt and completion together, that a session can have."""
         return self._max_length
 
+    @property
+    def token_budget(self) -> int:
+        """Tokens that the KV budget holds. A session takes a slot of a power of two, so that fewer may fit at once."""
+        return self._cache.budget_bytes // self._shape.bytes_per_token
+
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str) -> Completion:
         """Continues `prompt_ids` (the whole prompt; what the session's cache already holds is not computed again).
 
         A completion that reaches `max_length` ends there with `length`. A cancelled caller aborts its session.
 
         Raises:
-            EngineError: the engine failed or is closed, the prompt is too long or no token ids, the session is already
+            InvalidRequest: the prompt is too long or no token ids, the sampling makes no sense, the session is already
                 generating, or stop strings were given without a tokenizer.
+            EngineDead: the engine is closed.
+            EngineError: a step failed.
         """
         prompt = list(prompt_ids)
         self._refuse(prompt, sampling, session)
@@ -239,30 +246,30 @@ class TorchEngine:
             raise
 
     def _refuse(self, prompt: Sequence[int], sampling: SamplingParams, session: str) -> None:
-        """Raises an EngineError when a request cannot be served, before it costs anything."""
+        """Raises when a request cannot be served, before it costs anything."""
         if self._closed:
-            raise EngineError("the engine is closed")
+            raise EngineDead("the engine is closed")
         if not prompt:
-            raise EngineError("the prompt is empty; give at least one token, for example the beginning-of-text token")
+            raise InvalidRequest("the prompt is empty; give at least one token, such as the beginning-of-text token")
         if len(prompt) >= self._max_length:
             what = "the model's context" if self._max_length == self._context else "the KV budget"
-            raise EngineError(
+            raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens, but {what} ends at {self._max_length}, completion included; "
                 "shorten the history" + ("" if self._max_length == self._context else " or raise kv_budget_bytes")
             )
         if min(prompt) < 0 or max(prompt) >= self._vocab:
-            raise EngineError(
+            raise InvalidRequest(
                 f"the prompt has token ids outside 0..{self._vocab - 1}; is it the model's own tokenizer?"
             )
         if sampling.max_tokens < 1:
-            raise EngineError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+            raise InvalidRequest(f"max_tokens must be at least 1, not {sampling.max_tokens}")
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            raise EngineError(f"sampling needs temperature >= 0, 0 < top_p <= 1 and top_k >= 0: {sampling}")
+            raise InvalidRequest(f"sampling needs temperature >= 0, 0 < top_p <= 1 and top_k >= 0: {sampling}")
         if sampling.stop and self._tokenizer is None:
-            raise EngineError("stop strings need a tokenizer: TorchEngine(model, tokenizer=...), or use stop_token_ids")
+            raise InvalidRequest("stop strings need TorchEngine(model, tokenizer=...); or use stop_token_ids")
         state = self._sessions.get(session)
         if state is not None and state.request is not None:
-            raise EngineError(f"session '{session}' is already generating; one completion at a time per session")
+            raise InvalidRequest(f"session '{session}' is already generating; one completion at a time per session")
 
     async def abort(self, session: str) -> None:
         """Ends what the session is generating (its `generate` returns with `aborted`) and frees its cache."""
@@ -281,10 +288,12 @@ class TorchEngine:
         values.
 
         Raises:
-            EngineError: an unknown name or a wrong shape (nothing is changed then), or the engine is closed.
+            InvalidRequest: an unknown name or a wrong shape; nothing is changed then.
+            EngineDead: the engine is closed.
+            EngineError: loading failed half-way.
         """
         if self._closed:
-            raise EngineError("the engine is closed")
+            raise EngineDead("the engine is closed")
         self._check_tensors(tensors)
         self._ensure_loop()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -304,7 +313,7 @@ class TorchEngine:
             await self._task
         for update in self._updates:
             if not update.future.done():
-                update.future.set_exception(EngineError("the engine was closed"))
+                update.future.set_exception(EngineDead("the engine was closed"))
         for worker in self._workers:
             worker.stop()
         self._cache.clear()
@@ -499,10 +508,10 @@ class TorchEngine:
     def _check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
             if name not in self._targets:
-                raise EngineError(f"the model has no weight '{name}'{did_you_mean(name, self._targets)}")
+                raise InvalidRequest(f"the model has no weight '{name}'{did_you_mean(name, self._targets)}")
             if tensor.shape != self._targets[name].shape:
                 shapes = tuple(tensor.shape), tuple(self._targets[name].shape)
-                raise EngineError(f"weight '{name}' has shape {shapes[0]}, the model's is {shapes[1]}")
+                raise InvalidRequest(f"weight '{name}' has shape {shapes[0]}, the model's is {shapes[1]}")
 
     async def _apply_updates(self) -> None:
         """Loads the weights that wait, between two steps, and deals with what the old ones left in the cache."""

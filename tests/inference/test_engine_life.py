@@ -22,7 +22,7 @@ from inference.engines import (  # noqa: E402
     until,
 )
 
-from rollenv.inference import Completion, EngineError, TorchEngine  # noqa: E402
+from rollenv.inference import Completion, EngineDead, EngineError, TorchEngine  # noqa: E402
 
 
 def test_abort_returns_at_once_what_there_is_and_frees_the_cache() -> None:
@@ -109,9 +109,9 @@ def test_close_ends_what_runs_and_refuses_what_comes() -> None:
         await engine.close()
         await engine.close()
         assert [(await t).finish_reason for t in tasks] == ["aborted"] * 3
-        with pytest.raises(EngineError, match="closed"):
+        with pytest.raises(EngineDead, match="closed"):
             await engine.generate([1], greedy(), session="x")
-        with pytest.raises(EngineError, match="closed"):
+        with pytest.raises(EngineDead, match="closed"):
             await engine.update_weights(1, {})
 
     asyncio.run(test())

@@ -18,7 +18,7 @@ from inference.engines import (  # noqa: E402
     until,
 )
 
-from rollenv.inference import EngineError, TorchEngine  # noqa: E402
+from rollenv.inference import InvalidRequest, TorchEngine  # noqa: E402
 
 
 @pytest.mark.parametrize("stale_kv", ["keep", "drop", "recompute"])
@@ -89,9 +89,9 @@ def test_bad_weights_are_refused_and_change_nothing() -> None:
 
     async def test(engine: TorchEngine) -> None:
         good = build(seed=1).state_dict()
-        with pytest.raises(EngineError, match=r"did you mean 'model.norm.weight'"):
+        with pytest.raises(InvalidRequest, match=r"did you mean 'model.norm.weight'"):
             await engine.update_weights(1, good | {"model.norm.wight": torch.zeros(64)})
-        with pytest.raises(EngineError, match="shape"):
+        with pytest.raises(InvalidRequest, match="shape"):
             await engine.update_weights(1, good | {"model.norm.weight": torch.zeros(63)})
         assert engine.version == 0
         prompt = tokens(30, 0)

@@ -19,7 +19,7 @@ from inference.engines import (  # noqa: E402
     tokens,
 )
 
-from rollenv.inference import EngineError, SamplingParams, TorchEngine  # noqa: E402
+from rollenv.inference import InvalidRequest, SamplingParams, TorchEngine  # noqa: E402
 
 
 def test_the_budget_holds_and_evicted_sessions_come_back_unchanged() -> None:
@@ -67,15 +67,15 @@ def test_what_cannot_be_served_is_refused_with_a_sentence() -> None:
             ([VOCAB], "outside"),
             ([-1], "outside"),
         ]:
-            with pytest.raises(EngineError, match=match):
+            with pytest.raises(InvalidRequest, match=match):
                 await engine.generate(prompt, greedy(), session="a")
         for params in (SamplingParams(max_tokens=0), SamplingParams(temperature=-1), SamplingParams(top_p=0)):
-            with pytest.raises(EngineError):
+            with pytest.raises(InvalidRequest):
                 await engine.generate([1], params, session="a")
         assert (await engine.generate([1] * 1020, greedy(), session="a")).finish_reason == "length"
         busy = start(engine.generate([1], greedy(200), session="b"))
         await asyncio.sleep(0)
-        with pytest.raises(EngineError, match="already generating"):
+        with pytest.raises(InvalidRequest, match="already generating"):
             await engine.generate([1], greedy(), session="b")
         await busy
 
@@ -84,8 +84,8 @@ def test_what_cannot_be_served_is_refused_with_a_sentence() -> None:
 
 def test_a_budget_shorter_than_the_context_is_the_bound() -> None:
     async def test(engine: TorchEngine) -> None:
-        assert engine.max_length == 512
-        with pytest.raises(EngineError, match="kv_budget_bytes"):
+        assert engine.max_length == engine.token_budget == 512
+        with pytest.raises(InvalidRequest, match="kv_budget_bytes"):
             await engine.generate([1] * 600, greedy(), session="a")
         assert len((await engine.generate([1] * 510, greedy(), session="a")).ids) == 2
 

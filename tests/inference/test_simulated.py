@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollenv.inference import Completion, EngineError, SamplingParams, ScriptedEngine
+from rollenv.inference import Completion, EngineDead, EngineError, InvalidRequest, SamplingParams, ScriptedEngine
 
 
 def countdown(prompt: Any, sampling: SamplingParams) -> list[int]:
@@ -37,7 +37,7 @@ def test_abort_and_versions_between_tokens(seconds: float) -> None:
         tasks = [asyncio.create_task(engine.generate([1], sampling, session=name)) for name in "ab"]
         await asyncio.sleep(0.02)
         assert engine.running == 2
-        with pytest.raises(EngineError, match="already"):
+        with pytest.raises(InvalidRequest, match="already"):
             await engine.generate([1], sampling, session="a")
         await engine.update_weights(5, {})
         await asyncio.sleep(0.02)
@@ -49,7 +49,7 @@ def test_abort_and_versions_between_tokens(seconds: float) -> None:
         assert engine.version == 5
         await engine.close()
         assert (await tasks[1]).finish_reason == "aborted"
-        with pytest.raises(EngineError, match="closed"):
+        with pytest.raises(EngineDead, match="closed"):
             await engine.generate([1], sampling, session="c")
 
     asyncio.run(run())
@@ -60,7 +60,7 @@ def test_a_failing_script_is_an_engine_error_and_nothing_hangs_on() -> None:
         engine = ScriptedEngine(countdown)
         with pytest.raises(EngineError, match="IndexError"):
             await engine.generate([], SamplingParams(), session="a")
-        with pytest.raises(EngineError, match="tokenizer"):
+        with pytest.raises(InvalidRequest, match="tokenizer"):
             await engine.generate([1], SamplingParams(stop=("x",)), session="a")
         assert engine.running == 0
         await engine.release("nobody")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout.fakes import Fragile, Recorder, babbles, model_play, run
 
-from rollenv.inference import Completion
+from rollenv.inference import Completion, LLMProxy
 from rollenv.rollout.controller import collect
 from rollenv.rollout.groups import Group, GroupRequest
 from rollenv.rollout.scheduler import Scheduler
@@ -90,6 +90,22 @@ def test_an_engine_error_is_labelled_retried_and_never_trains(freed: threading.E
     assert scheduler.ledger.failures == {label: 6}
     assert all(t.attempt == 1 and t.stop is StopReason.TERMINATED for g in groups for t in g.trajectories)
     assert scheduler.ledger.wasted_tokens > 0
+
+
+def test_episodes_do_not_notice_that_a_replica_behind_the_proxy_breaks(freed: threading.Event) -> None:
+    """No attempt is lost, and what they say is what they would have said to a single engine."""
+
+    def play(engine: Any) -> tuple[Scheduler, list[list[list[int]]]]:
+        scheduler = Scheduler(model_play(lambda: Fragile(lambda task, tried: "", Counter(), freed), engine), 6)
+        groups = collected(scheduler)
+        return scheduler, [[turn.completion_ids for turn in t.turns] for g in groups for t in g.trajectories]
+
+    proxy = LLMProxy([Moody("crash"), Recorder(babbles), Recorder(babbles)])
+    scheduler, said = play(proxy)
+    assert said == play(Recorder(babbles))[1]
+    assert (scheduler.ledger.failed, scheduler.ledger.retried) == (0, 0)
+    assert proxy.stats().restarts > 0
+    assert proxy.stats().sessions == 0
 
 
 @settings(max_examples=15)
