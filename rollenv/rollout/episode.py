@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -17,6 +16,7 @@ from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
 from rollenv.core import TextEnv
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat, Conversation
+from rollenv.rollout.deadlines import watching, within
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn
 
@@ -208,7 +208,7 @@ async def play_episode(
     """
     trajectory = _begin(request, env_name)
     try:
-        async with asyncio.timeout(limits.episode_seconds):
+        with watching() as watch, watch.within(limits.episode_seconds):
             trajectory.stop = await _play(env, player, request, limits, trajectory)
     except asyncio.CancelledError:
         trajectory.stop = StopReason.ABORTED
@@ -250,20 +250,21 @@ async def _play(
     reset = env.areset(seed=request.seed % 2**31, options={"task": request.task})
     observation, info = _checked_reset(await guarded(reset, "env", limits.reset_seconds, "reset"))
     history = [Step(observation, info)]
+    clock = asyncio.get_running_loop().time  # the loop's: a simulation has a clock of its own
     while True:
         if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
         step, turn = history[-1], Turn(observation)
-        began = time.perf_counter()
+        began = clock()
         try:
             turn.action = await player.act(history, turn)
         except OutOfTokens:
             return StopReason.MAX_TOKENS
-        acted = time.perf_counter()
+        acted = clock()
         trajectory.turns.append(turn)
         result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step")
         observation, turn.reward, terminated, truncated, info = _checked_step(result)
-        turn.seconds = {"generate": acted - began, "env": time.perf_counter() - acted}
+        turn.seconds = {"generate": acted - began, "env": clock() - acted}
         turn.valid_action = bool(info.get("valid_action", True))
         step.completion, step.action, step.valid_action = turn.completion, turn.action, turn.valid_action
         if terminated or truncated:
@@ -275,12 +276,12 @@ async def _play(
 
 async def guarded(call: Awaitable[T], where: FaultPlace, seconds: float | None, what: str) -> T:
     """Awaits `call` under a deadline and turns whatever goes wrong into a `Fault` at `where`."""
-    deadline = asyncio.timeout(seconds)
+    deadline = within(seconds)
     try:
-        async with deadline:
+        with deadline:
             return await call
     except (Exception, SystemExit) as error:  # an environment that calls sys.exit() ends itself, not the run
-        if deadline.expired():
+        if deadline.expired:
             raise Fault(where, "timeout", f"{what} took longer than {seconds} s") from error
         raise Fault(where, "crash", f"{what}: {describe(error)}") from error
 
