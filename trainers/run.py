@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from rollenv.config.train import TrainConfig
 from rollenv.core import TextEnv
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
+from rollenv.files import write_atomically
 from rollenv.registration import EnvSpec, make, spec
 from rollenv.rollout.bias import BiasReport
 from rollenv.rollout.buffer import Batch, SampleBuffer
@@ -278,6 +280,7 @@ class TrainRun:
             "figures": self._figures,
         }
         rollouts = self.controller.state_dict()
+        write_atomically(self.folder / "bias.json", [json.dumps(self.controller.bias.rows(), indent=1)])
         keep = self.config.checkpoint.keep
         written = checkpoint.write(self.folder, self.step, self.policy, tensors, state, rollouts, keep)
         self._on_figures("checkpoint", {"step": self.step, "folder": str(written.folder)})
