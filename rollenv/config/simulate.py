@@ -10,7 +10,7 @@ from rollenv.config.train import RolloutConfig, Section
 
 Loop = Literal["controller", "lock_step", "batch"]
 """`controller`: the real scheduler and controller. `lock_step`: all episodes of a batch take each turn together.
-`batch`: a prompt's episodes run together on one device until the longest is over, and devices get prompts beforehand."""
+`batch`: a prompt's episodes run together on one device until the longest is over; devices get prompts beforehand."""
 
 
 class LatencyConfig(Section):

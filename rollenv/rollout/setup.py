@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from rollenv.config.train import RolloutConfig, SamplingConfig
 from rollenv.inference.base import SamplingParams
 from rollenv.inference.chat import ChatFormat
-from rollenv.inference.torch_engine import TorchEngine
 from rollenv.registration import EnvSpec
 from rollenv.rollout.buffer import BatchPlan
 from rollenv.rollout.episode import EpisodeLimits
@@ -17,9 +14,16 @@ from rollenv.rollout.selection import Worth
 from rollenv.rollout.sources import Curriculum, InOrder, TaskSource
 from rollenv.seeding import TaskOrder, derive_seed
 
+if TYPE_CHECKING:
+    from rollenv.inference.torch_engine import TorchEngine
+
 
 def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
     """An embedded engine with a copy of `model`."""
+    import torch  # here: whoever plays without a model (a simulation) needs the rest of this file only
+
+    from rollenv.inference.torch_engine import TorchEngine
+
     return TorchEngine(
         model,
         tokenizer=tokenizer,

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from rollenv.config.simulate import ScenarioConfig
-from rollenv.rollout.controller import Batch
+from rollenv.rollout.buffer import Batch
 from rollenv.rollout.episode import EpisodeRequest
 from rollenv.rollout.groups import Group, GroupRequest
 from rollenv.rollout.selection import has_signal

@@ -148,7 +148,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 heapq.heappop(timers)
                 self._swept -= 1
             if not timers:
-                raise Stalled("every task waits for something that will never happen: no timer is set, nothing is ready")
+                raise Stalled("every task waits for something that will never happen: no timer is set")
             self._now = max(self._now, timers[0][0])
         now = self._now
         while timers and timers[0][0] <= now:
@@ -233,7 +233,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def get_task_factory(self) -> Any:
         return self._factory
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """Runs `func` here and now."""
         future: asyncio.Future[T] = self.create_future()
         try:

@@ -60,7 +60,7 @@ class _Device:
 
 
 class SimulatedEngine:
-    """Completions on `devices` devices; a new one goes to the device with the fewest, or waits first come, first served.
+    """Completions on `devices` devices; a new one goes to the device with the fewest, or waits, the first come first.
 
     To be used in one event loop, whose time it lives in.
     """

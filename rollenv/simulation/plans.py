@@ -39,7 +39,8 @@ class EpisodePlan:
 
 
 class World:
-    """Plans the episodes of a scenario. The same request has the same plan, whoever plays it and whenever.
+    """Plans the episodes of a scenario. The same request has the same plan, whoever plays it and whenever; one that was
+    cancelled as surplus and is begun again under other weights takes another course, as its tokens would.
 
     Raises:
         RollenvError: the recorded run cannot be read.
@@ -56,7 +57,8 @@ class World:
         """What happens in an episode (whichever attempt it is)."""
         if self._exactly and self._recorded:
             return self._recorded[(request.group * self._size + request.sample) % len(self._recorded)]
-        generator = np.random.default_rng(request.seed)
+        seed = derive_seed(request.seed, "life", request.life) if request.life else request.seed
+        generator = np.random.default_rng(seed)
         if self._recorded:
             return self._recorded[int(generator.integers(len(self._recorded)))]
         env, engine = self._env, self._engine

@@ -71,21 +71,18 @@ class Costs:
     seconds: float = 0.0
     cancelled_seconds: float = 0.0
     tokens: int = 0
-    cancelled_tokens: int = 0
     cancelled: int = 0
     lengths: list[float] = field(default_factory=list)
     """Seconds of each episode that ended."""
 
     def add(self, trajectory: Trajectory, seconds: float) -> None:
         """Books an episode that is over."""
-        tokens = trajectory.n_completion_tokens
         self.turns += len(trajectory.turns)
         self.seconds += seconds
-        self.tokens += tokens
+        self.tokens += trajectory.n_completion_tokens
         if trajectory.stop in (StopReason.ABORTED, StopReason.FAILED):
             self.cancelled += 1
             self.cancelled_seconds += seconds
-            self.cancelled_tokens += tokens
         else:
             self.lengths.append(seconds)
 

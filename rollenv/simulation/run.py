@@ -1,4 +1,4 @@
-"""A scenario played to its end: the real scheduler and controller, or a baseline, between the models of everything else.
+"""A scenario played to its end: the real scheduler and controller, or a baseline, between models of everything else.
 
 The loop around them is that of a training run: batch, training, new weights, next batch.
 """
@@ -16,8 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollenv.config.simulate import ScenarioConfig
-from rollenv.rollout.controller import Batch, RolloutController
+from rollenv.rollout.buffer import Batch, SampleBuffer
+from rollenv.rollout.controller import RolloutController
+from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.scheduler import Scheduler
+from rollenv.rollout.selection import episode_return
+from rollenv.rollout.setup import batch_plan, task_source
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.simulation.baselines import BatchLoop, batch_by_device, lock_step
 from rollenv.simulation.bounds import best_share, step_seconds_bound
@@ -26,6 +30,7 @@ from rollenv.simulation.engine import SimulatedEngine
 from rollenv.simulation.latency import mean_of
 from rollenv.simulation.plans import World
 from rollenv.simulation.play import Costs, SimulatedPlay, simulated_limits
+from rollenv.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,13 @@ class Outcome:
         seconds: of the whole run.
         step_seconds: of each training step, from one update of the weights to the next.
         rollout_seconds: the part of each step in which the trainer waited for its batch.
-        episodes: that ended; `cancelled` ones are beside them.
+        episodes: that ended.
+        cancelled: episodes that were cancelled, failed, or ended without being needed.
         turns: of all episodes, cancelled ones included.
         engine: share of what the generating devices could have done.
         trainer: share of the time in which the trainer's devices trained.
         slots: share of the places for episodes that were taken.
-        waste: share of the seconds in flight that cancelled or failed episodes spent.
+        waste: share of the seconds in flight that these spent.
         wasted_tokens: the same of the tokens.
         unused: share of the groups that were played to the end and not trained.
         staleness: versions between the oldest token and its training -> trained groups.
@@ -79,6 +85,17 @@ class _Feeder(Protocol):
     def weights_updated(self, version: int) -> None: ...
 
 
+@dataclass(slots=True)
+class _Books(Ledger):
+    """A ledger that also knows how long the discarded episodes took, seconds."""
+
+    discarded_seconds: float = 0.0
+
+    def discard(self, trajectory: Trajectory) -> None:
+        Ledger.discard(self, trajectory)  # super() does not know a class with slots, which is made twice
+        self.discarded_seconds += sum(sum(turn.seconds.values()) for turn in trajectory.turns)
+
+
 class Simulation:
     """One scenario without variants. Everything is made in the loop that it runs in: see `simulate`."""
 
@@ -86,7 +103,14 @@ class Simulation:
         self._config = config
         self._engine = SimulatedEngine(config.engine, config.devices.generate)
         self._play = SimulatedPlay(World(config), self._engine, simulated_limits(config.rollout))
-        self._scheduler = Scheduler(self._play, config.rollout.concurrency, config.rollout.max_attempts)
+        settings, self._books = config.rollout, _Books()
+        self._scheduler = Scheduler(
+            self._play,
+            settings.concurrency,
+            settings.max_attempts,
+            self._books,
+            straggler_seconds=settings.straggler_seconds,
+        )
         tasks = [f"task-{i}" for i in range(config.env.tasks)]
         self._order = TaskOrder(tasks, derive_seed(config.seed, "tasks"))
         self._feeder = self._make_feeder()
@@ -103,15 +127,9 @@ class Simulation:
                 rollout = batch_by_device(play, config.devices.generate, config.engine.slots)
                 return BatchLoop(rollout, config, self._order)
         settings = config.rollout
+        source = task_source(settings, self._order, config.seed)
         return RolloutController(
-            self._scheduler,
-            self._order,
-            settings.groups,
-            settings.group_size,
-            config.seed,
-            settings.eta,
-            settings.filter,
-            settings.max_refills,
+            self._scheduler, SampleBuffer(batch_plan(settings, episode_return), source, config.seed)
         )
 
     async def run(self) -> Outcome:
@@ -128,12 +146,11 @@ class Simulation:
             rollouts.append(clock() - began)
             self._book(batch)
             await self._train(batch)
-            await self._engine.update_weights(step)
-            self._feeder.weights_updated(step)
+            await self._hand_over_weights(step)
             steps.append(clock() - began)
-        seconds, work = clock(), self._engine.work_done()
+        outcome = self._outcome(steps, rollouts, clock(), self._engine.work_done())
         await self._scheduler.close()
-        return self._outcome(steps, rollouts, seconds, work)
+        return outcome
 
     def _book(self, batch: Batch) -> None:
         self._groups["trained"] += len(batch.groups)
@@ -154,6 +171,15 @@ class Simulation:
             self._engine.resume()
         self._trained += seconds
 
+    async def _hand_over_weights(self, step: int) -> None:
+        finish = self._config.rollout.on_update == "finish"
+        if finish:
+            await self._scheduler.drain()
+        await self._engine.update_weights(step)
+        if finish:
+            self._scheduler.go_on()
+        self._feeder.weights_updated(step)
+
     def _outcome(self, steps: list[float], rollouts: list[float], seconds: float, work: float) -> Outcome:
         config, costs = self._config, self._play.costs
         capacity = config.devices.generate * min(self._engine.capacity, config.engine.slots)
@@ -163,13 +189,13 @@ class Simulation:
             step_seconds=tuple(steps),
             rollout_seconds=tuple(rollouts),
             episodes=len(costs.lengths),
-            cancelled=costs.cancelled,
+            cancelled=costs.cancelled + self._books.discarded,
             turns=costs.turns,
             engine=work / (seconds * capacity) if seconds else 0.0,
             trainer=self._trained / seconds if seconds else 0.0,
             slots=costs.seconds / (seconds * config.rollout.concurrency) if seconds else 0.0,
-            waste=costs.cancelled_seconds / costs.seconds if costs.seconds else 0.0,
-            wasted_tokens=costs.cancelled_tokens / costs.tokens if costs.tokens else 0.0,
+            waste=(costs.cancelled_seconds + self._books.discarded_seconds) / max(costs.seconds, 1e-9),
+            wasted_tokens=self._books.wasted_tokens / max(costs.tokens, 1),
             unused=self._groups["unused"] / max(1, self._groups.total()),
             staleness=dict(sorted(self._staleness.items())),
             longest=max(costs.lengths, default=0.0),
@@ -179,8 +205,8 @@ class Simulation:
 
 
 def _facts(config: ScenarioConfig, costs: Costs) -> dict[str, Any]:
-    """The closed forms' arguments: a slot is one of the places for episodes, shared evenly among all devices. The longest
-    episode is the mean of each batch's longest."""
+    """The closed forms' arguments: a slot is one of the places for episodes, shared evenly among all devices. The
+    longest episode is the mean of each batch's longest."""
     settings = config.rollout
     samples = settings.groups * settings.group_size
     lengths = costs.lengths or [0.0]

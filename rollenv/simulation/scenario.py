@@ -1,4 +1,4 @@
-"""Scenarios: TOML files, some of which come with rollenv; their variants, and what each gave beside what it is to reach."""
+"""Scenarios: TOML files, some of which come with rollenv; their variants, and what each gave and was to give."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def load_scenario(name: str, overrides: Iterable[str] = ()) -> Scenario:
         Variant(key, about, _variant(data, about, words, f"{where}, variant '{key}'"))
         for key, about in config.variants.items()
     ]
-    return Scenario(config, variants or [Variant("", VariantConfig(loop=config.loop), config)])
+    return Scenario(config, variants or [Variant("", VariantConfig.model_validate({"loop": config.loop}), config)])
 
 
 def _file_of(name: str) -> Path:
