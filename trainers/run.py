@@ -31,7 +31,7 @@ from rollenv.rollout.env_pool import EnvPool
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import batch_plan, episode_limits, sampling_params, task_source, torch_engine
+from rollenv.rollout.setup import batch_plan, episode_limits, model_engine, sampling_params, task_source
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.data import trained_return
@@ -108,7 +108,7 @@ class TrainRun:
             tensors = resume.tensors()
             self.trainer.load_state_dict(tensors["trainer"])
             torch.set_rng_state(tensors["torch_rng"])
-        self.engine = torch_engine(model, tokenizer, device, config.rollout)
+        self.engine = model_engine(model, tokenizer, device, config.rollout)
 
     def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
         config, state = self.config, resume.state() if resume else None

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from rollenv.config.train import RolloutConfig, SamplingConfig
-from rollenv.inference.base import SamplingParams
+from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
+from rollenv.inference.proxy import LLMProxy
 from rollenv.inference.torch_engine import TorchEngine
 from rollenv.registration import EnvSpec
 from rollenv.rollout.buffer import BatchPlan
@@ -18,8 +19,18 @@ from rollenv.rollout.sources import Curriculum, InOrder, TaskSource
 from rollenv.seeding import TaskOrder, derive_seed
 
 
-def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
-    """An embedded engine with a copy of `model`."""
+def model_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> Engine:
+    """An engine with a copy of `model`, or as many behind a proxy as `config.replicas` says, one GPU after another."""
+    if config.replicas == 1:
+        return _torch_engine(model, tokenizer, device, config)
+    here = torch.cuda.device_count() if device == "cuda" else 0
+    devices = [f"cuda:{i % here}" if here else device for i in range(config.replicas)]
+    engines = [_torch_engine(model, tokenizer, on, config) for on in devices]
+    # An episode's own deadline passes first: a slow completion is that episode's misfortune, not its replica's death.
+    return LLMProxy(engines, stall_seconds=2 * config.generate_seconds)
+
+
+def _torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
     return TorchEngine(
         model,
         tokenizer=tokenizer,

@@ -257,6 +257,12 @@ def test_new_weights_meet_running_episodes_as_chosen(
     assert any(len(versions) > 1 for versions in episodes) is (on_update == "continue")
 
 
+def test_replicas_make_the_episodes_that_one_engine_makes(model: Path, tmp_path: Path) -> None:
+    train(config(tmp_path / "one"), model)
+    train(config(tmp_path / "three", rollout={"replicas": 3}), model)
+    assert_equal_runs(tmp_path / "one", tmp_path / "three")
+
+
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps give way to the loop, so that episodes are spread over training steps."""
     original = toys.Colours.astep
