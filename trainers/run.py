@@ -31,7 +31,7 @@ from rollenv.rollout.env_pool import EnvPool
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import batch_plan, episode_limits, sampling_params, task_source, torch_engine
+from rollenv.rollout.setup import batch_plan, episode_limits, model_engine, sampling_params, task_source
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.data import trained_return
@@ -108,7 +108,7 @@ class TrainRun:
             tensors = resume.tensors()
             self.trainer.load_state_dict(tensors["trainer"])
             torch.set_rng_state(tensors["torch_rng"])
-        self.engine = torch_engine(model, tokenizer, device, config.rollout)
+        self.engine = model_engine(model, tokenizer, device, config.rollout)
 
     def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
         config, state = self.config, resume.state() if resume else None
@@ -214,6 +214,7 @@ class TrainRun:
         trained = time.perf_counter()
         self.step += 1
         await self._hand_over_weights()
+        self._metrics.write_groups(self.step, batch)
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]

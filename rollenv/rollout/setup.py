@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rollenv.config.train import RolloutConfig, SamplingConfig
-from rollenv.inference.base import SamplingParams
+from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
+from rollenv.inference.proxy import LLMProxy
 from rollenv.registration import EnvSpec
 from rollenv.rollout.buffer import BatchPlan
 from rollenv.rollout.episode import EpisodeLimits
@@ -18,9 +19,21 @@ if TYPE_CHECKING:
     from rollenv.inference.torch_engine import TorchEngine
 
 
-def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
-    """An embedded engine with a copy of `model`."""
-    import torch  # here: whoever plays without a model (a simulation) needs the rest of this file only
+def model_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> Engine:
+    """An engine with a copy of `model`, or as many behind a proxy as `config.replicas` says, one GPU after another."""
+    if config.replicas == 1:
+        return _torch_engine(model, tokenizer, device, config)
+    import torch  # here and below: a simulation needs only the rest of this file
+
+    here = torch.cuda.device_count() if device == "cuda" else 0
+    devices = [f"cuda:{i % here}" if here else device for i in range(config.replicas)]
+    engines = [_torch_engine(model, tokenizer, on, config) for on in devices]
+    # An episode's own deadline passes first: a slow completion is that episode's misfortune, not its replica's death.
+    return LLMProxy(engines, stall_seconds=2 * config.generate_seconds)
+
+
+def _torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
+    import torch
 
     from rollenv.inference.torch_engine import TorchEngine
 

@@ -92,21 +92,21 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Virtual seconds since the loop was made."""
         return self._now
 
-    def call_soon(
+    def call_soon(  # type: ignore[override] # of typeshed's TypeVarTuple nothing is needed here
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         call = _Call(callback, args, context)
         self._ready.append(call)
         return call
 
-    call_soon_threadsafe = call_soon  # a signal handler calls it, between two callbacks
+    call_soon_threadsafe = call_soon  # type: ignore[assignment] # signal handlers call it, between two callbacks
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         call = _Call(callback, args, context, when, self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from safetensors.torch import load_file  # noqa: E402
 from rollenv.config import TrainConfig  # noqa: E402
 from rollenv.errors import RollenvError  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
-from rollenv.trainers.metrics import MetricsWriter, read_metrics  # noqa: E402
+from rollenv.trainers.metrics import MetricsWriter, read_groups, read_metrics  # noqa: E402
 from rollenv.trainers.run import Interrupted, TrainRun  # noqa: E402
 
 Listener = Callable[[str, dict[str, Any]], None]
@@ -84,6 +85,7 @@ def weights(folder: Path) -> dict[str, Any]:
 
 def assert_equal_runs(a: Path, b: Path) -> None:
     assert figures(a) == figures(b)
+    assert read_groups(a) == read_groups(b)
     ours, theirs = weights(a), weights(b)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -210,6 +212,9 @@ def test_a_run_ahead_of_its_training_stays_within_its_bound_and_resumes(
     assert [line["step"] for line in lines] == list(range(6))
     assert all(line["staleness_max"] <= 1 for line in lines[1:])
     assert_balanced(tmp_path)
+    trained = Counter(line["index"] for line in read_groups(tmp_path))
+    assert len(trained) == 5 * 4
+    assert set(trained.values()) == {1}
 
 
 def assert_balanced(folder: Path) -> None:
@@ -255,6 +260,12 @@ def test_new_weights_meet_running_episodes_as_chosen(
     asyncio.run(main())
     episodes = [{v for turn in t.turns for v in turn.policy_versions} for g in groups for t in g.trainable]
     assert any(len(versions) > 1 for versions in episodes) is (on_update == "continue")
+
+
+def test_replicas_make_the_episodes_that_one_engine_makes(model: Path, tmp_path: Path) -> None:
+    train(config(tmp_path / "one"), model)
+    train(config(tmp_path / "three", rollout={"replicas": 3}), model)
+    assert_equal_runs(tmp_path / "one", tmp_path / "three")
 
 
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
