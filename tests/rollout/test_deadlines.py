@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -89,9 +90,8 @@ def test_blocks_that_end_in_time_set_one_timer_for_all() -> None:
 
 def test_a_task_within_an_episode_has_deadlines_of_its_own() -> None:
     async def child() -> str:
-        with pytest.raises(TimeoutError):
-            with within(1):
-                await asyncio.sleep(5)
+        with pytest.raises(TimeoutError), within(1):
+            await asyncio.sleep(5)
         return "alone"
 
     async def main() -> list[Any]:
@@ -104,10 +104,8 @@ def test_a_task_within_an_episode_has_deadlines_of_its_own() -> None:
 def test_a_swallowed_cancellation_leaves_the_block_as_it_is() -> None:
     async def main() -> tuple[str, bool]:
         with within(1) as deadline:
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(5)
-            except asyncio.CancelledError:
-                pass
         return "went on", deadline.expired
 
     assert run_virtual(main()) == ("went on", True)

@@ -169,7 +169,7 @@ def test_a_loop_is_not_run_inside_another() -> None:
 
     async def main() -> None:
         work = inner()
-        with pytest.raises(RuntimeError, match="cannot be called|another loop"):
+        with pytest.raises(RuntimeError, match=r"cannot be called|another loop"):
             VirtualLoop().run_until_complete(work)
         work.close()
 

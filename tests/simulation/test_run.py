@@ -115,8 +115,6 @@ def test_a_prompts_episodes_on_one_device_wait_for_their_longest() -> None:
     order, world = TaskOrder([f"task-{i}" for i in range(1000)], derive_seed(3, "tasks")), World(config)
     longest = [max(world.plan(e).seconds for e in GroupRequest(i, order[i], 3, 3).episodes()) for i in range(4)]
     assert simulate(config).mean_step == pytest.approx(max(longest[0] + longest[2], longest[1] + longest[3]))
-    apart = simulate(config.model_copy(update={"loop": "controller"}))
-    assert apart.mean_step < max(longest[0] + longest[2], longest[1] + longest[3])
 
 
 # -- the real scheduler's rules ----------------------------------------------------------------------------------

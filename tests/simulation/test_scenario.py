@@ -27,7 +27,7 @@ loop = "lock_step"
 [variants.apart]
 against = "together"
 at_least = 1.0
-set = { "rollout.concurrency" = 3 }
+set = { "rollout.concurrency" = 4 }
 """
 
 
@@ -55,7 +55,7 @@ def test_a_shipped_scenario_says_where_its_figures_are_from_and_runs(name: str) 
 
 def test_variants_have_their_settings_and_the_command_line_wins(small: str) -> None:
     plain = load_scenario(small)
-    assert [v.config.rollout.concurrency for v in plain.variants] == [128, 3]
+    assert [v.config.rollout.concurrency for v in plain.variants] == [128, 4]
     assert [v.config.loop for v in plain.variants] == ["lock_step", "controller"]
     told = load_scenario(small, ["concurrency=5", "env.step.sigma=0"])
     assert [v.config.rollout.concurrency for v in told.variants] == [5, 5]
@@ -69,8 +69,8 @@ def test_variants_have_their_settings_and_the_command_line_wins(small: str) -> N
         (("steps = 2", "steps = 0"), r"small.toml: steps=0: input should be greater than or equal to 1"),
         (('kind = "normal"', 'kind = "gauss"'), r"small.toml: env.step.kind=\"gauss\""),
         (('against = "together"', 'against = "nobody"'), r"'nobody', which is none of them"),
-        (('"rollout.concurrency" = 3', '"rollout.concurency" = 3'), r"did you mean 'rollout.concurrency'"),
-        (('"rollout.concurrency" = 3', '"rollout.concurrency" = 0'), r"small.toml, variant 'apart': rollout.conc"),
+        (('"rollout.concurrency" = 4', '"rollout.concurency" = 4'), r"did you mean 'rollout.concurrency'"),
+        (('"rollout.concurrency" = 4', '"rollout.concurrency" = 0'), r"small.toml, variant 'apart': rollout.conc"),
         (("[rollout]", "[rollout"), r"small.toml' is not TOML"),
     ],
 )
