@@ -16,7 +16,7 @@ from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
 from rollenv.core import TextEnv
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat, Conversation
-from rollenv.rollout.deadlines import watching, within
+from rollenv.rollout.deadlines import Watch, watching, within
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn
 
@@ -213,7 +213,7 @@ async def play_episode(
     trajectory = _begin(request, env_name)
     try:
         with watching() as watch, watch.within(limits.episode_seconds):
-            trajectory.stop = await _play(env, player, request, limits, trajectory)
+            trajectory.stop = await _play(env, player, request, limits, trajectory, watch)
     except asyncio.CancelledError:
         trajectory.stop = StopReason.ABORTED
     except TimeoutError:
@@ -249,12 +249,17 @@ def _begin(request: EpisodeRequest, env_name: str) -> Trajectory:
 
 
 async def _play(
-    env: TextEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, trajectory: Trajectory
+    env: TextEnv,
+    player: Player,
+    request: EpisodeRequest,
+    limits: EpisodeLimits,
+    trajectory: Trajectory,
+    watch: Watch,
 ) -> StopReason:
     reset = env.areset(seed=request.seed % 2**31, options={"task": request.task})
-    observation, info = _checked_reset(await guarded(reset, "env", limits.reset_seconds, "reset"))
+    observation, info = _checked_reset(await guarded(reset, "env", limits.reset_seconds, "reset", watch))
     history = [Step(observation, info)]
-    clock = asyncio.get_running_loop().time  # the loop's: a simulation has a clock of its own
+    clock = watch.loop.time  # the loop's: a simulation has a clock of its own
     while True:
         if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
@@ -266,7 +271,7 @@ async def _play(
             return StopReason.MAX_TOKENS
         acted = clock()
         trajectory.turns.append(turn)
-        result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step")
+        result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step", watch)
         observation, turn.reward, terminated, truncated, info = _checked_step(result)
         turn.seconds = {"generate": acted - began, "env": clock() - acted}
         turn.valid_action = bool(info.get("valid_action", True))
@@ -278,9 +283,15 @@ async def _play(
         history.append(Step(observation, info))
 
 
-async def guarded(call: Awaitable[T], where: FaultPlace, seconds: float | None, what: str) -> T:
-    """Awaits `call` under a deadline and turns whatever goes wrong into a `Fault` at `where`."""
-    deadline = within(seconds)
+async def guarded(
+    call: Awaitable[T], where: FaultPlace, seconds: float | None, what: str, watch: Watch | None = None
+) -> T:
+    """Awaits `call` under a deadline and turns whatever goes wrong into a `Fault` at `where`.
+
+    Args:
+        watch: the current task's; None finds it.
+    """
+    deadline = watch.within(seconds) if watch is not None else within(seconds)
     try:
         with deadline:
             return await call

@@ -266,6 +266,23 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.default_exception_handler(context)
 
 
+async def sleep(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """`asyncio.sleep` for those who know their loop, which is otherwise looked up each time."""
+    if seconds <= 0:
+        return
+    woken = loop.create_future()
+    timer = loop.call_later(seconds, _wake, woken)
+    try:
+        await woken
+    finally:
+        timer.cancel()
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
+
+
 async def _close(generator: AsyncGenerator[Any, Any]) -> None:
     await generator.aclose()
 

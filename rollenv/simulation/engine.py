@@ -77,6 +77,14 @@ class SimulatedEngine:
         self._list_devices()
         self._waiting: deque[_Job] = deque()
         self.version = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop it is used in, looked up once: that is a system call in some versions of Python."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     async def generate(self, work: float) -> list[int]:
         """Makes a completion of `work` seconds at full speed. Returns the versions of the weights that made it.
@@ -85,7 +93,7 @@ class SimulatedEngine:
         """
         if work <= 0:
             return [self.version]
-        job = _Job(work, asyncio.get_running_loop().create_future())
+        job = _Job(work, self.loop.create_future())
         device = None if self._waiting else self._free_device()
         if device is None:
             self._waiting.append(job)
@@ -116,7 +124,7 @@ class SimulatedEngine:
 
     def work_done(self) -> float:
         """Seconds at full speed of all completions, cancelled ones included, so far."""
-        now = asyncio.get_running_loop().time()
+        now = self.loop.time()
         for device in self._devices:
             device.advance(now)
         return sum(device.work for device in self._devices)
@@ -140,7 +148,7 @@ class SimulatedEngine:
             heapq.heapreplace(self._least, (device.n, index))
 
     def _start(self, job: _Job, device: _Device) -> None:
-        device.advance(asyncio.get_running_loop().time())
+        device.advance(self.loop.time())
         device.n += 1
         device.number += 1
         job.device, job.until, job.version = device, device.mark + job.work, self.version
@@ -152,7 +160,7 @@ class SimulatedEngine:
         device, job.device = job.device, None
         if device is None:  # it waits, and is passed over when its turn comes, or it has just been finished
             return
-        device.advance(asyncio.get_running_loop().time())
+        device.advance(self.loop.time())
         self._left(device)
         self._arm(device)
 
@@ -177,7 +185,7 @@ class SimulatedEngine:
         speed = device.speed
         if not heap or not speed:
             return
-        loop = asyncio.get_running_loop()
+        loop = self.loop
         when = loop.time() + max(0.0, heap[0][0] - device.mark) / speed
         if device.timer is not None:
             if device.timer.when() <= when:
@@ -187,7 +195,7 @@ class SimulatedEngine:
 
     def _ring(self, device: _Device) -> None:
         device.timer = None
-        device.advance(asyncio.get_running_loop().time())
+        device.advance(self.loop.time())
         heap, finished = device.heap, []
         while heap and heap[0][0] <= device.mark * (1 + _TOLERANCE) + _TOLERANCE:
             job = heapq.heappop(heap)[2]
@@ -201,7 +209,7 @@ class SimulatedEngine:
         self._arm(device)
 
     def _set_paused(self, paused: bool) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self.loop.time()
         for device in self._devices:
             device.advance(now)
             device.paused = paused

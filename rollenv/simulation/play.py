@@ -10,6 +10,7 @@ from rollenv.agents.base import Step
 from rollenv.config.train import RolloutConfig
 from rollenv.core import TextEnv
 from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest, guarded, play_episode
+from rollenv.simulation.clock import sleep
 from rollenv.simulation.engine import SimulatedEngine
 from rollenv.simulation.plans import EpisodePlan, World
 from rollenv.trajectory import StopReason, Trajectory, Turn
@@ -18,16 +19,15 @@ from rollenv.trajectory import StopReason, Trajectory, Turn
 class SimulatedEnv(TextEnv):
     """Sleeps as its plan says; the last step is worth 1 when the episode is solved."""
 
-    def __init__(self, plan: EpisodePlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: EpisodePlan, loop: asyncio.AbstractEventLoop) -> None:
+        self._plan, self._loop = plan, loop
         self._turn = 0
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
         self._turn = 0
-        if self._plan.reset > 0:
-            await asyncio.sleep(self._plan.reset)
+        await sleep(self._loop, self._plan.reset)
         return "", {}
 
     async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -35,7 +35,7 @@ class SimulatedEnv(TextEnv):
         seconds = plan.steps[self._turn]
         self._turn += 1
         if seconds > 0:
-            await asyncio.sleep(seconds)
+            await sleep(self._loop, seconds)
         if self._turn < len(plan.steps):
             return "", 0.0, False, False, _NOTHING
         return "", float(plan.success), True, False, {"success": plan.success}
@@ -97,11 +97,11 @@ class SimulatedPlay:
     costs: Costs = field(default_factory=Costs)
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
-        clock = asyncio.get_running_loop().time
-        began, plan = clock(), self.world.plan(request)
+        loop = self.engine.loop
+        began, plan = loop.time(), self.world.plan(request)
         player = SimulatedPlayer(plan, self.engine, self.limits.generate_seconds)
-        trajectory = await play_episode(SimulatedEnv(plan), player, request, self.limits, "simulated")
-        self.costs.add(trajectory, clock() - began)
+        trajectory = await play_episode(SimulatedEnv(plan, loop), player, request, self.limits, "simulated")
+        self.costs.add(trajectory, loop.time() - began)
         return trajectory
 
 

@@ -103,9 +103,8 @@ def test_a_task_within_an_episode_has_deadlines_of_its_own() -> None:
 
 def test_a_swallowed_cancellation_leaves_the_block_as_it_is() -> None:
     async def main() -> tuple[str, bool]:
-        with within(1) as deadline:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(5)
+        with within(1) as deadline, contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(5)
         return "went on", deadline.expired
 
     assert run_virtual(main()) == ("went on", True)
