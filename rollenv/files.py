@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -49,7 +51,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         OSError: it cannot be made or moved.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary, lock = _locked_folder(path)
     try:
         yield temporary
         for file in temporary.rglob("*"):
@@ -65,6 +67,56 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        os.close(lock)
+
+
+def sweep_folders(parent: Path, prefix: str) -> None:
+    """Clears away what processes that were killed inside `new_folder` left in `parent`, for paths that begin with
+    `prefix`: half-made folders go, and a folder that had only stepped aside comes back.
+
+    What a living process is filling is left alone: it holds a lock on it, which the system takes away when it dies.
+    """
+    left = sorted(parent.glob(f".{prefix}*")) if parent.is_dir() else []
+    names = re.compile(r"\.(?P<name>.+)\.[^.]+?(?P<aside>\.old)?")
+    for folder in left:
+        match = names.fullmatch(folder.name)
+        maker = folder.with_name(folder.name.removesuffix(".old"))
+        if match is None or not folder.is_dir() or _alive(maker):
+            continue
+        with contextlib.suppress(OSError):
+            if match["aside"] and not (parent / match["name"]).exists():
+                os.replace(folder, parent / match["name"])
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked_folder(path: Path) -> tuple[Path, int]:
+    """A new folder beside `path` and the descriptor that holds its lock."""
+    while True:
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        lock = os.open(temporary, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # some network file systems have no locks: then nobody sweeps, either
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if temporary.is_dir():
+            return temporary, lock
+        os.close(lock)  # swept in the moment before it was locked
+
+
+def _alive(folder: Path) -> bool:
+    """Whether a process is filling `folder` (or nobody can know)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _put_in_place(folder: Path, path: Path) -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
-from rollenv.core import TextEnv
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat, Conversation
+from rollenv.rollout.layers import EpisodeEnv
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn
 
@@ -200,7 +200,7 @@ class ModelPlayer:
 
 
 async def play_episode(
-    env: TextEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, env_name: str
+    env: EpisodeEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, env_name: str
 ) -> Trajectory:
     """Plays one episode to its end, its limits, its fault or its cancellation.
 
@@ -245,7 +245,7 @@ def _begin(request: EpisodeRequest, env_name: str) -> Trajectory:
 
 
 async def _play(
-    env: TextEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, trajectory: Trajectory
+    env: EpisodeEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, trajectory: Trajectory
 ) -> StopReason:
     reset = env.areset(seed=request.seed % 2**31, options={"task": request.task})
     observation, info = _checked_reset(await guarded(reset, "env", limits.reset_seconds, "reset"))
@@ -261,9 +261,11 @@ async def _play(
             return StopReason.MAX_TOKENS
         acted = time.perf_counter()
         trajectory.turns.append(turn)
-        result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step")
+        try:
+            result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step")
+        finally:  # also of a step that came to nothing: its time was spent
+            turn.seconds = {"generate": acted - began, "env": time.perf_counter() - acted}
         observation, turn.reward, terminated, truncated, info = _checked_step(result)
-        turn.seconds = {"generate": acted - began, "env": time.perf_counter() - acted}
         turn.valid_action = bool(info.get("valid_action", True))
         step.completion, step.action, step.valid_action = turn.completion, turn.action, turn.valid_action
         if terminated or truncated:

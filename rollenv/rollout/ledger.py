@@ -16,7 +16,8 @@ from rollenv.trajectory import StopReason, Trajectory
 class Ledger:
     """Counts of episodes (each attempt is one), and what was spent on those that came to nothing.
 
-    `wasted_tokens` are completion tokens of failed and cancelled episodes; `failures` counts `where/kind`.
+    `wasted_tokens` are completion tokens of failed and cancelled episodes, `wasted_env_seconds` the time of their
+    environments' steps; `failures` counts by `Failure.label`.
     """
 
     dispatched: int = 0
@@ -27,6 +28,7 @@ class Ledger:
     retried: int = 0
     tokens: int = 0
     wasted_tokens: int = 0
+    wasted_env_seconds: float = 0.0
     failures: Counter[str] = field(default_factory=Counter)
 
     def dispatch(self) -> None:
@@ -39,14 +41,15 @@ class Ledger:
         self.in_flight -= 1
         tokens = trajectory.n_completion_tokens
         self.tokens += tokens
+        if trajectory.stop in (StopReason.ABORTED, StopReason.FAILED):
+            self.wasted_tokens += tokens
+            self.wasted_env_seconds += sum(turn.seconds.get("env", 0.0) for turn in trajectory.turns)
         if trajectory.stop is StopReason.ABORTED:
             self.cancelled += 1
-            self.wasted_tokens += tokens
         elif trajectory.stop is StopReason.FAILED:
             self.failed += 1
-            self.wasted_tokens += tokens
             if trajectory.failure is not None:
-                self.failures[f"{trajectory.failure.where}/{trajectory.failure.kind}"] += 1
+                self.failures[trajectory.failure.label] += 1
         else:
             self.finished += 1
 

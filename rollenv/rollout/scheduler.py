@@ -71,6 +71,11 @@ class Scheduler:
         """Finished groups that nobody has taken yet."""
         return self._finished.qsize()
 
+    @property
+    def queued(self) -> int:
+        """Episodes that wait for a place."""
+        return len(self._waiting)
+
     async def next_group(self) -> Group:
         """The next group to finish.
 
