@@ -174,7 +174,8 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
         pool.close()
         if timeline is not None:
             timeline.close()
-            print(timeline.failure, end="\n" if timeline.failure else "", file=sys.stderr)
+            if timeline.failure:
+                print(timeline.failure, file=sys.stderr)
     summary = summarize(plan.spec.id, panel, trajectories)
     failure = _first_failure(trajectories)
     if summary.failed == summary.episodes:

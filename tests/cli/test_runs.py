@@ -19,6 +19,7 @@ import torch
 import toys
 
 from rollenv.cli import main
+from rollenv.rollout.figures import depends_on_speed
 
 IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
 ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
@@ -40,7 +41,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """A run's figures without wall-clock time."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if "second" not in k} for line in lines]
+    return [{k: v for k, v in line.items() if not depends_on_speed(k)} for line in lines]
 
 
 def train_command(tiny: Path, out: Path, *words: str) -> list[str]:

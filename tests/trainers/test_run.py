@@ -16,6 +16,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from rollenv.config import TrainConfig  # noqa: E402
 from rollenv.errors import RollenvError  # noqa: E402
+from rollenv.rollout.figures import depends_on_speed  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
 from rollenv.trainers.metrics import MetricsWriter, read_metrics  # noqa: E402
 from rollenv.trainers.run import Interrupted, TrainRun  # noqa: E402
@@ -68,12 +69,9 @@ def train(c: TrainConfig, model: Path, resume: Any = None, on: Listener = lambda
     return asyncio.run(main())
 
 
-CLOCKS = {"seconds", "tokens_per_second", "rollout_seconds", "train_seconds", "eval_seconds"}
-
-
 def figures(folder: Path) -> list[dict[str, Any]]:
     """What metrics.jsonl says, apart from clocks."""
-    return [{k: v for k, v in line.items() if k not in CLOCKS} for line in read_metrics(folder)]
+    return [{k: v for k, v in line.items() if not depends_on_speed(k)} for line in read_metrics(folder)]
 
 
 def weights(folder: Path) -> dict[str, Any]:
