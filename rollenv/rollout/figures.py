@@ -75,7 +75,7 @@ def staleness_histogram(groups: Iterable[Group], version: int) -> list[tuple[int
     to the oldest without a gap."""
     trained = (turn for group in groups for t in group.trainable for turn in t.turns)
     counts = Counter(version - made for turn in trained for made in turn.policy_versions)
-    return [(age, counts[age]) for age in range(min(counts, default=0), max(counts, default=-1) + 1)]
+    return [(age, counts[age]) for age in range(min(0, *counts), max(counts) + 1)] if counts else []
 
 
 def latency_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
