@@ -26,6 +26,7 @@ from rollenv.registration import EnvSpec, make, spec
 from rollenv.rollout.chaos import Chaos
 from rollenv.rollout.controller import Batch, RolloutController
 from rollenv.rollout.env_pool import EnvPool
+from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.figures import batch_figures, latency_figures, waste_figures
 from rollenv.rollout.layers import MakeLayer
 from rollenv.rollout.ledger import Ledger
@@ -156,14 +157,14 @@ class TrainRun:
         config, chat = self.config, self.policy.chat
         limits = episode_limits(config.rollout, self.spec, self.engine.max_length)
         sampling = sampling_params(config.sampling, chat, temperature)
-        layers = self._layers()
+        layers = self._layers(limits)
         return ModelPlay(
             self._pool, self.spec.id, self.agent, self._drawn_engine, chat, sampling, limits, label, layers
         )
 
-    def _layers(self) -> tuple[MakeLayer, ...]:
+    def _layers(self, limits: EpisodeLimits) -> tuple[MakeLayer, ...]:
         """What stands between episodes and the world: injected faults next to it, who draws them in front."""
-        chaos = Chaos(self.config.inject, self.config.seed) if self.config.inject.active else None
+        chaos = Chaos(self.config.inject, self.config.seed, limits) if self.config.inject.active else None
         return tuple(each.layer for each in (chaos, self._timeline) if each is not None)
 
     # -- the run -------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rollenv.evaluation.evaluate import Summary
     from rollenv.registration import EnvSpec
     from rollenv.rollout.env_pool import EnvPool
+    from rollenv.rollout.episode import EpisodeLimits
     from rollenv.rollout.layers import MakeLayer
     from rollenv.rollout.play import Play
     from rollenv.rollout.timeline import Timeline
@@ -193,11 +194,11 @@ def _panel(pool: EnvPool, order: _Order) -> Panel:
     return tasks.panel(order.split, default if order.episodes is None else order.episodes)
 
 
-def _layers(plan: _Plan, order: _Order, timeline: Timeline | None) -> tuple[MakeLayer, ...]:
+def _layers(plan: _Plan, order: _Order, limits: EpisodeLimits, timeline: Timeline | None) -> tuple[MakeLayer, ...]:
     """What stands between episodes and the world: injected faults next to it, who draws them in front."""
     from rollenv.rollout.chaos import Chaos
 
-    chaos = Chaos(plan.config.inject, order.seed) if plan.config.inject.active else None
+    chaos = Chaos(plan.config.inject, order.seed, limits) if plan.config.inject.active else None
     return tuple(each.layer for each in (chaos, timeline) if each is not None)
 
 
@@ -217,7 +218,7 @@ def _player(plan: _Plan, order: _Order, pool: EnvPool, timeline: Timeline | None
         return make_agent(plan.spec, plan.agent_name, plan.agent)
 
     limits = episode_limits(plan.config.rollout, plan.spec)
-    return ScriptedPlay(pool, plan.spec.id, fresh_agent, limits, _layers(plan, order, timeline)), nothing
+    return ScriptedPlay(pool, plan.spec.id, fresh_agent, limits, _layers(plan, order, limits, timeline)), nothing
 
 
 def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str, timeline: Timeline | None) -> tuple[Play, Any]:
@@ -237,7 +238,7 @@ def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str, timeline
     agent = make_agent(plan.spec, plan.agent_name, plan.agent)
     limits = episode_limits(config.rollout, plan.spec, engine.max_length)
     drawn = timeline.engine(engine) if timeline is not None else engine
-    layers = _layers(plan, order, timeline)
+    layers = _layers(plan, order, limits, timeline)
     return ModelPlay(pool, plan.spec.id, agent, drawn, chat, sampling, limits, "eval", layers), engine.close
 
 

@@ -187,7 +187,10 @@ class InjectConfig(Section):
     """Chaos: faults injected on purpose. Probabilities are per call of an environment (reset, step) or engine."""
 
     env_crash: float = Field(0.0, ge=0, le=1)
-    """The environment raises (or its process is killed)."""
+    """The environment raises."""
+    worker_crash: float = Field(0.0, ge=0, le=1)
+    """The environment's worker process is killed, with every other environment in it; where there is none, it raises.
+    The process cannot tell which of its episodes is to blame, so that others may be counted as `env/crash`."""
     env_hang: float = Field(0.0, ge=0, le=1)
     """The environment never answers: the deadline ends it (`rollout.step_seconds`, `rollout.reset_seconds`)."""
     slow_env: float = Field(0.0, ge=0, le=1)
@@ -204,7 +207,8 @@ class InjectConfig(Section):
     @property
     def active(self) -> bool:
         """Whether anything is injected at all."""
-        return max(self.env_crash, self.env_hang, self.slow_env, self.engine_error, self.engine_hang) > 0
+        env = (self.env_crash, self.worker_crash, self.env_hang, self.slow_env)
+        return max(*env, self.engine_error, self.engine_hang) > 0
 
 
 class TrainConfig(Section):

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rollenv.config.train import InjectConfig
 from rollenv.inference.base import Completion, Engine, EngineError, SamplingParams
-from rollenv.rollout.episode import EpisodeRequest
+from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest, Fault
 from rollenv.rollout.layers import EngineLayer, EpisodeEnv, Layer
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Trajectory
@@ -43,21 +43,24 @@ class Chaos:
     Args:
         config: how likely each fault is.
         seed: the run's.
+        limits: those of an episode. A hang ends at its deadline here as well: where environments live in processes,
+            these processes keep the deadlines, and know nothing of a hang that is only played.
     """
 
-    def __init__(self, config: InjectConfig, seed: int) -> None:
-        self.config, self._seed = config, derive_seed(seed, "chaos")
+    def __init__(self, config: InjectConfig, seed: int, limits: EpisodeLimits) -> None:
+        self.config, self._seed, self._limits = config, derive_seed(seed, "chaos"), limits
 
     def layer(self, request: EpisodeRequest) -> Layer:
         """The faults of one attempt: to be put among the `layers` of a play, as the first of them."""
-        return _Faults(self.config, (self._seed, request.seed, request.group, request.sample, request.attempt))
+        place = (self._seed, request.seed, request.group, request.sample, request.attempt)
+        return _Faults(self.config, place, self._limits)
 
 
 class _Faults(Layer):
     """The faults of one attempt. `under_way` is the one that strikes at the moment."""
 
-    def __init__(self, config: InjectConfig, place: tuple[int, ...]) -> None:
-        self.config, self._place = config, place
+    def __init__(self, config: InjectConfig, place: tuple[int, ...], limits: EpisodeLimits) -> None:
+        self.config, self.limits, self._place = config, limits, place
         self.under_way = ""
 
     def strikes(self, fault: str, call: str, index: int) -> bool:
@@ -91,26 +94,28 @@ class _FaultyEnv:
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        await self._before("reset", 0)
+        await self._before("reset", 0, self._faults.limits.reset_seconds)
         began = asyncio.get_running_loop().time()
         result = await self._inner.areset(seed=seed, options=options)
         return await self._after("reset", 0, began, result)
 
     async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         index, self._steps = self._steps, self._steps + 1
-        await self._before("step", index)
+        await self._before("step", index, self._faults.limits.step_seconds)
         began = asyncio.get_running_loop().time()
         result = await self._inner.astep(action)
         return await self._after("step", index, began, result)
 
-    async def _before(self, call: str, index: int) -> None:
-        if self._faults.strikes("env_crash", call, index):
-            if isinstance(self._inner, Killable):
-                self._inner.kill()  # the call that follows meets a dead process, as after any other crash
-                return
+    async def _before(self, call: str, index: int, seconds: float | None) -> None:
+        if self._faults.strikes("worker_crash", call, index):
+            if not isinstance(self._inner, Killable):
+                raise InjectedCrash("injected worker_crash")
+            self._inner.kill()  # the call that follows meets a dead process, as after any other crash
+        elif self._faults.strikes("env_crash", call, index):
             raise InjectedCrash("injected env_crash")
-        if self._faults.strikes("env_hang", call, index):
-            await _hang()
+        elif self._faults.strikes("env_hang", call, index):
+            await _hang(seconds)
+            raise Fault("env", "timeout", f"{call} took longer than {seconds} s")
 
     async def _after(self, call: str, index: int, began: float, result: T) -> T:
         self._faults.under_way = ""  # it came through: what breaks later has another cause
@@ -133,11 +138,13 @@ class _FaultyEngine(EngineLayer):
         if self._faults.strikes("engine_error", "generate", index):
             raise EngineError("injected engine_error")
         if self._faults.strikes("engine_hang", "generate", index):
-            await _hang()
+            await _hang(None)
         return await self.inner.generate(prompt_ids, sampling, session=session)
 
 
-async def _hang() -> NoReturn:
-    """Never returns, blocks nobody, and ends at once when it is cancelled (by the deadline, say)."""
-    await asyncio.get_running_loop().create_future()
-    raise AssertionError("unreachable: nobody sets this future")
+async def _hang(seconds: float | None) -> None:
+    """Does nothing for so long, or for ever; blocks nobody, and ends at once when it is cancelled."""
+    if seconds is not None:
+        await asyncio.sleep(seconds)
+    else:
+        await asyncio.get_running_loop().create_future()

@@ -281,6 +281,8 @@ async def guarded(call: Awaitable[T], where: FaultPlace, seconds: float | None, 
     try:
         async with deadline:
             return await call
+    except Fault:  # a worker process knows better what went wrong
+        raise
     except (Exception, SystemExit) as error:  # an environment that calls sys.exit() ends itself, not the run
         if deadline.expired():
             raise Fault(where, "timeout", f"{what} took longer than {seconds} s") from error

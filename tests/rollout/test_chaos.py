@@ -38,13 +38,14 @@ def fragile(fault: str = "") -> Callable[[], Fragile]:
 def injected(seed: int = 0, env: Any = None, engine: Any = None, **faults: Any) -> ModelPlay:
     """A play with faults; deadlines are short beside a slow call and long beside anything else."""
     play = model_play(env or fragile(), engine or Recorder(babbles), step_seconds=5.0, generate_seconds=7.0)
-    return replace(play, layers=(Chaos(InjectConfig(**faults), seed).layer,))
+    return replace(play, layers=(Chaos(InjectConfig(**faults), seed, play.limits).layer,))
 
 
 REQUEST = EpisodeRequest("t1", seed=7, group=4, sample=2)
 
 LABELS = {
     "env_crash": ("env", "crash", "reset: InjectedCrash: injected env_crash"),
+    "worker_crash": ("env", "crash", "reset: InjectedCrash: injected worker_crash"),
     "env_hang": ("env", "timeout", "injected env_hang: reset took longer than 60.0 s"),
     "engine_error": ("engine", "crash", "generate: EngineError: injected engine_error"),
     "engine_hang": ("engine", "timeout", "injected engine_hang: generate took longer than 7.0 s"),
@@ -123,6 +124,15 @@ def test_a_hang_ends_at_once_when_it_is_cancelled_and_is_then_no_fault() -> None
     assert (trajectory.stop, trajectory.failure) == (StopReason.ABORTED, None)
 
 
+def test_a_hang_ends_where_the_episode_itself_watches_no_deadline() -> None:
+    play = injected(env_hang=1.0)
+    play = replace(play, limits=replace(play.limits, reset_seconds=None, step_seconds=None))
+    trajectory = run_jumping(play(REQUEST))
+    assert trajectory.failure is not None
+    assert (trajectory.failure.label, trajectory.failure.kind) == ("injected/env_hang", "timeout")
+    assert trajectory.failure.message == "injected env_hang: reset took longer than 60.0 s"
+
+
 class Killed(Inline):
     """Lives in a process of its own, as it were: once killed, its calls fail."""
 
@@ -142,10 +152,10 @@ class Killed(Inline):
 
 
 def test_an_environment_in_a_process_of_its_own_is_killed_rather_than_faked() -> None:
-    trajectory = run_jumping(injected(env=Killed, env_crash=1.0)(REQUEST))
+    trajectory = run_jumping(injected(env=Killed, worker_crash=1.0)(REQUEST))
     assert trajectory.failure is not None
-    assert trajectory.failure.message == "injected env_crash: reset: BrokenPipeError: the worker has died"
-    unharmed = run_jumping(injected(env=lambda: Killed(immortal=True), env_crash=1.0)(REQUEST))
+    assert trajectory.failure.message == "injected worker_crash: reset: BrokenPipeError: the worker has died"
+    unharmed = run_jumping(injected(env=lambda: Killed(immortal=True), worker_crash=1.0)(REQUEST))
     assert (unharmed.stop, unharmed.failure) == (StopReason.TERMINATED, None)
 
 

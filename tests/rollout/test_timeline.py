@@ -176,7 +176,7 @@ def test_any_run_gives_a_trace_in_the_right_form(
     """Random delays and injected faults, cancelled half-way or not: every attempt is one slice of one slot."""
     path = tmp_path_factory.mktemp("trace") / "timeline.json"
     draw = random.Random(seed)
-    chaos = Chaos(InjectConfig(env_crash=0.05, env_hang=0.05, slow_env=0.1, engine_error=0.05, engine_hang=0.03), seed)
+    faults = InjectConfig(env_crash=0.05, env_hang=0.05, slow_env=0.1, engine_error=0.05, engine_hang=0.03)
     ended: list[Trajectory] = []
 
     class Listening(Layer):
@@ -187,6 +187,7 @@ def test_any_run_gives_a_trace_in_the_right_form(
         timeline = Timeline(path, Distinct())
         engine = timeline.engine(ScriptedEngine(babbles, seconds_per_token=0.1))
         play = model_play(fragile(), engine, reset_seconds=5.0, step_seconds=5.0, generate_seconds=9.0)
+        chaos = Chaos(faults, seed, play.limits)
         layers = (chaos.layer, timeline.layer, lambda request: Listening())
         scheduler = Scheduler(replace(play, layers=layers), concurrency, give_up_after=10**6)
         timeline.queue_depth = lambda: scheduler.queued
