@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -77,17 +76,17 @@ def sweep_folders(parent: Path, prefix: str) -> None:
 
     What a living process is filling is left alone: it holds a lock on it, which the system takes away when it dies.
     """
-    left = sorted(parent.glob(f".{prefix}*")) if parent.is_dir() else []
-    names = re.compile(r"\.(?P<name>.+)\.[^.]+?(?P<aside>\.old)?")
-    for folder in left:
-        match = names.fullmatch(folder.name)
+    for folder in sorted(parent.glob(f".{prefix}*")) if parent.is_dir() else ():
         maker = folder.with_name(folder.name.removesuffix(".old"))
-        if match is None or not folder.is_dir() or _alive(maker):
+        name = maker.name[1:].rpartition(".")[0]
+        if not name or not folder.is_dir():
             continue
-        with contextlib.suppress(OSError):
-            if match["aside"] and not (parent / match["name"]).exists():
-                os.replace(folder, parent / match["name"])
-        shutil.rmtree(folder, ignore_errors=True)
+        with _claimed(maker) as nobodys:
+            if nobodys and folder != maker and not (parent / name).exists():
+                with contextlib.suppress(OSError):
+                    os.replace(folder, parent / name)
+            if nobodys:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _locked_folder(path: Path) -> tuple[Path, int]:
@@ -96,27 +95,29 @@ def _locked_folder(path: Path) -> tuple[Path, int]:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         lock = os.open(temporary, os.O_RDONLY)
         with contextlib.suppress(OSError):  # some network file systems have no locks: then nobody sweeps, either
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if temporary.is_dir():
             return temporary, lock
         os.close(lock)  # swept in the moment before it was locked
 
 
-def _alive(folder: Path) -> bool:
-    """Whether a process is filling `folder` (or nobody can know)."""
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[bool]:
+    """Whether no process is filling `folder` (False where nobody can know), and none begins to within the block."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        yield isinstance(error, FileNotFoundError)
+        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
     except OSError:
-        return True
+        free = False
+    try:
+        yield free
     finally:
         os.close(descriptor)
-    return False
 
 
 def _put_in_place(folder: Path, path: Path) -> None:
