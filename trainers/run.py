@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +22,13 @@ from rollenv.config.train import TrainConfig
 from rollenv.core import TextEnv
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
+from rollenv.files import write_atomically
 from rollenv.inference.base import Engine
 from rollenv.registration import EnvSpec, make, spec
+from rollenv.rollout.bias import BiasReport
+from rollenv.rollout.buffer import Batch, SampleBuffer
 from rollenv.rollout.chaos import Chaos
-from rollenv.rollout.controller import Batch, RolloutController
+from rollenv.rollout.controller import RolloutController
 from rollenv.rollout.env_pool import EnvPool
 from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.figures import batch_figures, latency_figures, waste_figures
@@ -32,7 +36,7 @@ from rollenv.rollout.layers import MakeLayer
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import episode_limits, sampling_params, torch_engine
+from rollenv.rollout.setup import batch_plan, episode_limits, sampling_params, task_source, torch_engine
 from rollenv.rollout.timeline import TRAINER, Timeline, span
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
@@ -119,27 +123,29 @@ class TrainRun:
     def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
         config, state = self.config, resume.state() if resume else None
         ledger = Ledger.from_dict(state["ledger"]) if state else Ledger()
+        # What was in flight died with the last process. No step has cancelled it.
+        self._boundary = Ledger.from_dict(state["boundary"]) if state else Ledger()
+        self._boundary.cancelled += ledger.in_flight
         ledger.abandon()
-        self._ledger = ledger.to_dict()  # as it stood at the last step boundary
-        play = self._play("train", config.sampling.temperature)
-        self.scheduler = Scheduler(play, config.rollout.concurrency, config.rollout.max_attempts, ledger)
+        bias = BiasReport()
+        self.scheduler = Scheduler(
+            self._play("train", config.sampling.temperature),
+            config.rollout.concurrency,
+            config.rollout.max_attempts,
+            ledger,
+            straggler_seconds=config.rollout.straggler_seconds,
+            on_episode=bias.ended,
+        )
         if self._timeline is not None:
             self._timeline.queue_depth = lambda: self.scheduler.queued
-        self.controller = RolloutController(
-            self.scheduler,
-            TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks")),
-            config.rollout.groups,
-            config.rollout.group_size,
-            config.seed,
-            config.rollout.eta,
-            config.rollout.filter,
-            config.rollout.max_refills,
-            lambda trajectory: trained_return(trajectory, config.algo),
-        )
-        if state is not None:
+        plan = batch_plan(config.rollout, lambda trajectory: trained_return(trajectory, config.algo))
+        order = TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks"))
+        buffer = SampleBuffer(plan, task_source(config.rollout, order, config.seed), config.seed)
+        self.controller = RolloutController(self.scheduler, buffer, bias)
+        if resume is not None and state is not None:
             self._check_resumed(state)
             self.step, self._figures = int(state["step"]), state["figures"]
-            self.controller.load_state_dict(state["controller"])
+            self.controller.load_state_dict(resume.rollouts())
 
     def _check_resumed(self, state: dict[str, Any]) -> None:
         if state["tasks_sha256"] != self.tasks_sha256:
@@ -235,8 +241,7 @@ class TrainRun:
             trained = time.perf_counter()
             self.step += 1
             with span(self._timeline, "weight sync", version=self.step):
-                await self._drawn_engine.update_weights(self.step, self.policy.state())
-            self.controller.weights_updated(self.step)
+                await self._hand_over_weights()
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
@@ -251,11 +256,20 @@ class TrainRun:
             return await asyncio.to_thread(self.trainer.step, batch.groups)
         return self.trainer.step(batch.groups)
 
+    async def _hand_over_weights(self) -> None:
+        finish = self.config.rollout.on_update == "finish"
+        if finish:
+            await self.scheduler.drain()
+        await self._drawn_engine.update_weights(self.step, self.policy.state())
+        if finish:
+            self.scheduler.go_on()
+        self.controller.weights_updated(self.step)
+
     def _ledger_figures(self) -> dict[str, float]:
         """What the ledger says of the whole run, and of the step that ends here, which is a boundary."""
-        ledger, before = self.scheduler.ledger, Ledger.from_dict(self._ledger)
-        self._ledger = ledger.to_dict()
-        totals = ("failed", "retried", "wasted_tokens")
+        ledger, before = self.scheduler.ledger, self._boundary
+        self._boundary = Ledger.from_dict(ledger.to_dict())
+        totals = ("failed", "discarded", "retried", "wasted_tokens")
         return {f"episodes_{name}": getattr(ledger, name) for name in totals} | waste_figures(before, ledger)
 
     def _draw_figures(self, figures: dict[str, Any]) -> None:
@@ -309,9 +323,12 @@ class TrainRun:
             "step": self.step,
             "config": self.config.model_dump(mode="json"),
             "model": self._model,
-            "controller": self.controller.state_dict(),
-            "ledger": self._ledger,
+            "ledger": self.scheduler.ledger.to_dict(),
+            "boundary": self._boundary.to_dict(),
             "tasks_sha256": self.tasks_sha256,
             "figures": self._figures,
         }
-        return checkpoint.write(self.folder, self.step, self.policy, tensors, state, self.config.checkpoint.keep)
+        rollouts = self.controller.state_dict()
+        write_atomically(self.folder / "bias.json", [json.dumps(self.controller.bias.rows(), indent=1)])
+        keep = self.config.checkpoint.keep
+        return checkpoint.write(self.folder, self.step, self.policy, tensors, state, rollouts, keep)

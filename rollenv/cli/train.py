@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -189,6 +190,7 @@ def _newest_whole(folder: Path) -> Checkpoint:
     for candidate in reversed(checkpoint.found(folder)):
         try:
             candidate.state()
+            candidate.rollouts()
             candidate.tensors()
         except RollenvError as error:
             print(f"passed over: {error}", file=sys.stderr)
@@ -223,6 +225,8 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
             print(f"interrupted at step {stopped.step}; continue with: {continue_with}", flush=True)
             raise typer.Exit(INTERRUPTED) from None
     _tell_result(folder)
+    if config.rollout.extra_groups or config.rollout.extra_samples:
+        _tell_bias(folder)
 
 
 @contextlib.contextmanager
@@ -282,3 +286,12 @@ def _tell_result(folder: Path) -> None:
         print(f"score    {first['eval_reward']:.3f} -> {last['eval_reward']:.3f}")
     if newest is not None:
         print(f"checkpoint  {newest.folder}  (rollenv eval --model {newest.model})", flush=True)
+
+
+def _tell_bias(folder: Path) -> None:
+    """What redundant rollouts chose: attempts dispatched against episodes trained."""
+    print("trained of dispatched, by environment, turns, tokens and the task's running success:")
+    for row in json.loads((folder / "bias.json").read_text()):
+        print(
+            f"  {row['by']:<11}{row['bin']:<18}{row['trained']:>7} of {row['dispatched']:<7}{percent(row['share']):>7}"
+        )

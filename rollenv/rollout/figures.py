@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from rollenv.rollout.controller import Batch
+from rollenv.rollout.buffer import Batch
 from rollenv.rollout.groups import Group
 from rollenv.rollout.ledger import Ledger
 from rollenv.trajectory import Trajectory
@@ -37,7 +37,8 @@ FIGURES = {
     "failed/*": "the same, by place and kind (env/timeout), or by name when it was injected (injected/env_hang)",
     "retried": "of these, attempts that were followed by another one",
     "cancelled": "attempts that were cancelled during this step",
-    "wasted_tokens": "tokens sampled in attempts that failed or were cancelled during this step",
+    "discarded": "episodes that ended well during this step, or before, and turned out not to be needed",
+    "wasted_tokens": "tokens sampled in attempts that failed, were cancelled or were discarded during this step",
     "wasted_env_seconds": "time of their environments' steps",
     "queue_begin": "episodes that waited for a slot when the step began to wait for its batch",
     "queue_end": "the same, when the batch was complete",
@@ -97,7 +98,7 @@ def latency_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
 def waste_figures(before: Ledger, now: Ledger) -> dict[str, float]:
     """What failed and what it cost between two states of a run's ledger. A label once seen is told for ever, as 0
     where it did not occur."""
-    counts = ("failed", "retried", "cancelled", "wasted_tokens", "wasted_env_seconds")
+    counts = ("failed", "retried", "cancelled", "discarded", "wasted_tokens", "wasted_env_seconds")
     return {name: float(getattr(now, name) - getattr(before, name)) for name in counts} | {
         f"failed/{label}": float(now.failures[label] - before.failures[label]) for label in sorted(now.failures)
     }

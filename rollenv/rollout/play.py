@@ -46,7 +46,8 @@ class ModelPlay:
     layers: tuple[MakeLayer, ...] = ()
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
-        session = f"{self.label}/{request.group}/{request.sample}/{request.attempt}"
+        life = f"/{request.life}" if request.life else ""
+        session = f"{self.label}/{request.group}/{request.sample}/{request.attempt}{life}"
         layers = Layers(self.layers, request)
         engine = layers.engine(self.engine)
 

@@ -11,7 +11,11 @@ from rollenv.inference.base import SamplingParams
 from rollenv.inference.chat import ChatFormat
 from rollenv.inference.torch_engine import TorchEngine
 from rollenv.registration import EnvSpec
+from rollenv.rollout.buffer import BatchPlan
 from rollenv.rollout.episode import EpisodeLimits
+from rollenv.rollout.selection import Worth
+from rollenv.rollout.sources import Curriculum, InOrder, TaskSource
+from rollenv.seeding import TaskOrder, derive_seed
 
 
 def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
@@ -35,6 +39,28 @@ def sampling_params(config: SamplingConfig, chat: ChatFormat, temperature: float
         top_p=config.top_p,
         stop_token_ids=(chat.end_of_turn_id,),
     )
+
+
+def batch_plan(config: RolloutConfig, worth: Worth) -> BatchPlan:
+    """What makes up a batch; `worth` is what an episode is worth to the trainer."""
+    return BatchPlan(
+        groups=config.groups,
+        size=config.group_size,
+        eta=config.eta,
+        filter_mode=config.filter,
+        max_refills=config.max_refills,
+        extra_groups=config.extra_groups,
+        extra_samples=config.extra_samples,
+        selection=config.selection,
+        worth=worth,
+    )
+
+
+def task_source(config: RolloutConfig, order: TaskOrder, seed: int) -> TaskSource:
+    """Where the tasks of a run come from."""
+    if config.curriculum == "success":
+        return Curriculum(order, derive_seed(seed, "curriculum"), config.curriculum_floor)
+    return InOrder(order)
 
 
 def episode_limits(config: RolloutConfig, spec: EnvSpec, context: int | None = None) -> EpisodeLimits:

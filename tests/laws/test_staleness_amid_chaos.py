@@ -16,10 +16,12 @@ from rollout.fakes import Fragile, babbles, model_play
 
 from rollenv.config import InjectConfig
 from rollenv.inference import ScriptedEngine
+from rollenv.rollout.buffer import Batch, BatchPlan, SampleBuffer
 from rollenv.rollout.chaos import Chaos
-from rollenv.rollout.controller import Batch, RolloutController
+from rollenv.rollout.controller import RolloutController
 from rollenv.rollout.figures import staleness_histogram
 from rollenv.rollout.scheduler import Scheduler
+from rollenv.rollout.sources import InOrder
 from rollenv.seeding import TaskOrder
 from rollenv.trajectory import StopReason
 
@@ -30,7 +32,9 @@ class Inline(Fragile):
     executor = "inline"
 
 
-async def run(eta: float, batch: int, size: int, concurrency: int, seed: int, steps: int) -> tuple[list[Batch], bool]:
+async def run(
+    eta: float, batch: int, size: int, concurrency: int, seed: int, steps: int, **redundancy: int
+) -> tuple[list[Batch], bool]:
     """Trains `steps` versions, each for a random time while rollouts go on; returns the batches, and whether the ledger
     balanced whenever one was taken."""
     draw = random.Random(seed)
@@ -44,8 +48,9 @@ async def run(eta: float, batch: int, size: int, concurrency: int, seed: int, st
     )
     play = replace(play, layers=(Chaos(FAULTS, seed, play.limits).layer,))
     scheduler = Scheduler(play, concurrency, give_up_after=10**6)
-    order = TaskOrder([f"t{i}" for i in range(20)], seed)
-    controller = RolloutController(scheduler, order, batch, size, seed, eta, "keep")
+    source = InOrder(TaskOrder([f"t{i}" for i in range(20)], seed))
+    buffer = SampleBuffer(BatchPlan(batch, size, eta, "keep", **redundancy), source, seed)
+    controller = RolloutController(scheduler, buffer)
     batches, balanced = [], True
     for version in range(steps):
         batches.append(await controller.next_batch())
@@ -64,11 +69,15 @@ async def run(eta: float, batch: int, size: int, concurrency: int, seed: int, st
     st.integers(1, 4),
     st.integers(1, 24),
     st.integers(0, 10**6),
+    st.integers(0, 2),
+    st.integers(0, 2),
 )
 def test_no_token_older_than_the_bound_trains_and_nothing_that_failed(
-    eta: float, batch: int, size: int, concurrency: int, seed: int
+    eta: float, batch: int, size: int, concurrency: int, seed: int, groups: int, samples: int
 ) -> None:
-    batches, balanced = run_jumping(run(eta, batch, size, concurrency, seed, steps=8))
+    """Also where more is begun than is needed, and cancelled."""
+    work = run(eta, batch, size, concurrency, seed, steps=8, extra_groups=groups, extra_samples=samples)
+    batches, balanced = run_jumping(work)
     assert balanced
     assert [b.version for b in batches] == list(range(8))
     trained = [group for b in batches for group in b.groups]

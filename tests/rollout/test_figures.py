@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout.fakes import ended, failed, of
 
-from rollenv.rollout.controller import Batch
+from rollenv.rollout.buffer import Batch
 from rollenv.rollout.figures import (
     FIGURES,
     batch_figures,
@@ -117,6 +117,7 @@ def test_waste_is_what_was_added_since_the_last_boundary() -> None:
         "failed": 2.0,
         "retried": 2.0,
         "cancelled": 1.0,
+        "discarded": 0.0,
         "wasted_tokens": 3.0,
         "wasted_env_seconds": 12.0,
         "failed/env/timeout": 1.0,
