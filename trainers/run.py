@@ -23,7 +23,6 @@ from rollenv.core import TextEnv
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
 from rollenv.files import write_atomically
-from rollenv.inference.base import Engine
 from rollenv.registration import EnvSpec, make, spec
 from rollenv.rollout.bias import BiasReport
 from rollenv.rollout.buffer import Batch, SampleBuffer
@@ -36,7 +35,7 @@ from rollenv.rollout.layers import MakeLayer
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import batch_plan, episode_limits, sampling_params, task_source, torch_engine
+from rollenv.rollout.setup import batch_plan, episode_limits, model_engine, sampling_params, task_source
 from rollenv.rollout.timeline import TRAINER, Timeline, span
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
@@ -117,8 +116,7 @@ class TrainRun:
             tensors = resume.tensors()
             self.trainer.load_state_dict(tensors["trainer"])
             torch.set_rng_state(tensors["torch_rng"])
-        self.engine = torch_engine(model, tokenizer, device, config.rollout)
-        self._drawn_engine: Engine = self._timeline.engine(self.engine) if self._timeline else self.engine
+        self.engine = model_engine(model, tokenizer, device, config.rollout, self._timeline)
 
     def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
         config, state = self.config, resume.state() if resume else None
@@ -164,9 +162,7 @@ class TrainRun:
         limits = episode_limits(config.rollout, self.spec, self.engine.max_length)
         sampling = sampling_params(config.sampling, chat, temperature)
         layers = self._layers(limits)
-        return ModelPlay(
-            self._pool, self.spec.id, self.agent, self._drawn_engine, chat, sampling, limits, label, layers
-        )
+        return ModelPlay(self._pool, self.spec.id, self.agent, self.engine, chat, sampling, limits, label, layers)
 
     def _layers(self, limits: EpisodeLimits) -> tuple[MakeLayer, ...]:
         """What stands between episodes and the world: injected faults next to it, who draws them in front."""
@@ -187,7 +183,7 @@ class TrainRun:
             RollenvError: episodes fail and fail (a checkpoint has been written), or the disk is full.
         """
         try:
-            await self._drawn_engine.update_weights(self.step, self.policy.state())
+            await self.engine.update_weights(self.step, self.policy.state())
             if self.step == 0:
                 self._figures = {"step": 0}
             if self._figures is not None:
@@ -260,7 +256,7 @@ class TrainRun:
         finish = self.config.rollout.on_update == "finish"
         if finish:
             await self.scheduler.drain()
-        await self._drawn_engine.update_weights(self.step, self.policy.state())
+        await self.engine.update_weights(self.step, self.policy.state())
         if finish:
             self.scheduler.go_on()
         self.controller.weights_updated(self.step)

@@ -225,7 +225,7 @@ def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str, timeline
     from rollenv.agents import make_agent
     from rollenv.inference.chat import ChatFormat
     from rollenv.rollout.play import ModelPlay
-    from rollenv.rollout.setup import episode_limits, sampling_params, torch_engine
+    from rollenv.rollout.setup import episode_limits, model_engine, sampling_params
     from rollenv.trainers.device import choose_device
     from rollenv.trainers.policy import load_model
 
@@ -233,13 +233,12 @@ def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str, timeline
     device = choose_device(config.device, config.threads)
     model, tokenizer = load_model(path)
     chat = ChatFormat(tokenizer)
-    engine = torch_engine(model, tokenizer, device, config.rollout)
+    engine = model_engine(model, tokenizer, device, config.rollout, timeline)
     sampling = sampling_params(config.sampling, chat, order.temperature)
     agent = make_agent(plan.spec, plan.agent_name, plan.agent)
     limits = episode_limits(config.rollout, plan.spec, engine.max_length)
-    drawn = timeline.engine(engine) if timeline is not None else engine
     layers = _layers(plan, order, limits, timeline)
-    return ModelPlay(pool, plan.spec.id, agent, drawn, chat, sampling, limits, "eval", layers), engine.close
+    return ModelPlay(pool, plan.spec.id, agent, engine, chat, sampling, limits, "eval", layers), engine.close
 
 
 def _facts(plan: _Plan, order: _Order) -> dict[str, Any]:

@@ -292,6 +292,5 @@ def _tell_bias(folder: Path) -> None:
     """What redundant rollouts chose: attempts dispatched against episodes trained."""
     print("trained of dispatched, by environment, turns, tokens and the task's running success:")
     for row in json.loads((folder / "bias.json").read_text()):
-        print(
-            f"  {row['by']:<11}{row['bin']:<18}{row['trained']:>7} of {row['dispatched']:<7}{percent(row['share']):>7}"
-        )
+        counts = f"{row['trained']:>7} of {row['dispatched']:<7}"
+        print(f"  {row['by']:<11}{row['bin']:<18}{counts}{percent(row['share']):>7}")

@@ -100,8 +100,10 @@ class RolloutConfig(Section):
     """Deadline of a completion."""
     episode_seconds: float = Field(3600.0, gt=0)
     """Deadline of an episode."""
+    replicas: int = Field(1, ge=1)
+    """Engines that share the episodes; on CUDA one GPU after another."""
     kv_mib: int = Field(1024, ge=16)
-    """Memory for the engine's key-value cache, MiB."""
+    """Memory for the key-value cache of each engine, MiB."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the engine."""
 

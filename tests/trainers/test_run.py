@@ -260,6 +260,12 @@ def test_new_weights_meet_running_episodes_as_chosen(
     assert any(len(versions) > 1 for versions in episodes) is (on_update == "continue")
 
 
+def test_replicas_make_the_episodes_that_one_engine_makes(model: Path, tmp_path: Path) -> None:
+    train(config(tmp_path / "one"), model)
+    train(config(tmp_path / "three", rollout={"replicas": 3}), model)
+    assert_equal_runs(tmp_path / "one", tmp_path / "three")
+
+
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps give way to the loop, so that episodes are spread over training steps."""
     original = toys.Colours.astep
@@ -402,6 +408,18 @@ def test_chaos_and_a_timeline_change_nothing_of_what_is_learned(model: Path, tmp
     assert sum("injected" in one.args["failure"] for one in episodes) == len(episodes) >= ledger.failed
     assert [values for _, values in picture.counters["trainer", "staleness"]] == [{"mean": 0, "max": 0}] * 4
     assert picture.counters["episodes", "queue depth"][-1][1] == {"episodes": 0}
+
+
+def test_every_replica_has_a_track(model: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        settings = config(tmp_path, steps=2, rollout={"replicas": 2})
+        await TrainRun(settings, model, timeline=Timeline(tmp_path / "timeline.json")).train()
+
+    asyncio.run(main())
+    picture = trace.read(tmp_path / "timeline.json")
+    for i in range(2):
+        assert [one.args["version"] for one in picture.tracks["engines", f"replica-{i}"]] == [0, 1, 2]
+        assert picture.counters["engines", f"replica-{i}: completions in flight"][-1][1] == {"completions": 0}
 
 
 def test_a_run_that_is_stopped_closes_its_timeline(
