@@ -243,7 +243,8 @@ def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str, timeline
 
 def _facts(plan: _Plan, order: _Order) -> dict[str, Any]:
     who = {"agent": plan.agent_name, "agent_args": plan.agent, "model": plan.model, "env_args": plan.config.env_args}
-    return who | {"seed": order.seed, "samples": order.samples, "temperature": order.temperature}
+    injected = {"inject": plan.config.inject.model_dump()} if plan.config.inject.active else {}
+    return who | {"seed": order.seed, "samples": order.samples, "temperature": order.temperature} | injected
 
 
 def _first_failure(trajectories: Sequence[Trajectory]) -> str:
