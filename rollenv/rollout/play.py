@@ -103,7 +103,11 @@ async def _with_env(
     env_name: str,
     layers: Layer,
 ) -> Trajectory:
-    trajectory = await _played(pool, make_player, request, limits, env_name, layers)
+    try:
+        trajectory = await _played(pool, make_player, request, limits, env_name, layers)
+    except BaseException:  # its player was itself torn down: it counts as cancelled
+        layers.ended(Trajectory(env_name, request.task, request.seed, request.group, request.sample, request.attempt))
+        raise
     layers.ended(trajectory)
     return trajectory
 
