@@ -40,6 +40,13 @@ class Failure:
     kind: FaultKind
     message: str
     turn: int | None = None
+    injected: str = ""
+    """Name of the fault that was injected on purpose and caused this one; empty for a real fault."""
+
+    @property
+    def label(self) -> str:
+        """What it is counted as: `env/timeout`, or `injected/env_hang`."""
+        return f"injected/{self.injected}" if self.injected else f"{self.where}/{self.kind}"
 
 
 @dataclass(slots=True)

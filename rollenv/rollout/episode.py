@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
-from rollenv.core import TextEnv
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat, Conversation
 from rollenv.rollout.deadlines import Watch, watching, within
+from rollenv.rollout.layers import EpisodeEnv
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn
 
@@ -204,7 +204,7 @@ class ModelPlayer:
 
 
 async def play_episode(
-    env: TextEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, env_name: str
+    env: EpisodeEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, env_name: str
 ) -> Trajectory:
     """Plays one episode to its end, its limits, its fault or its cancellation.
 
@@ -249,7 +249,7 @@ def _begin(request: EpisodeRequest, env_name: str) -> Trajectory:
 
 
 async def _play(
-    env: TextEnv,
+    env: EpisodeEnv,
     player: Player,
     request: EpisodeRequest,
     limits: EpisodeLimits,
@@ -271,9 +271,11 @@ async def _play(
             return StopReason.MAX_TOKENS
         acted = clock()
         trajectory.turns.append(turn)
-        result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step", watch)
+        try:
+            result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step", watch)
+        finally:  # also of a step that came to nothing: its time was spent
+            turn.seconds = {"generate": acted - began, "env": clock() - acted}
         observation, turn.reward, terminated, truncated, info = _checked_step(result)
-        turn.seconds = {"generate": acted - began, "env": clock() - acted}
         turn.valid_action = bool(info.get("valid_action", True))
         step.completion, step.action, step.valid_action = turn.completion, turn.action, turn.valid_action
         if terminated or truncated:
@@ -295,6 +297,8 @@ async def guarded(
     try:
         with deadline:
             return await call
+    except Fault:  # a worker process knows better what went wrong
+        raise
     except (Exception, SystemExit) as error:  # an environment that calls sys.exit() ends itself, not the run
         if deadline.expired:
             raise Fault(where, "timeout", f"{what} took longer than {seconds} s") from error

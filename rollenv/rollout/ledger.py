@@ -17,7 +17,8 @@ class Ledger:
     """Counts of episodes (each attempt is one), and what was spent on those that came to nothing.
 
     `wasted_tokens` are completion tokens, and `wasted_env_seconds` the environment's time, of episodes that failed,
-    were cancelled or were discarded; `failures` counts `where/kind`; `discarded` are finished ones that nobody needs.
+    were cancelled or were discarded; `failures` counts by `Failure.label`; `discarded` are finished ones that nobody
+    needs.
     """
 
     dispatched: int = 0
@@ -49,7 +50,7 @@ class Ledger:
             self.failed += 1
             self._waste(trajectory)
             if trajectory.failure is not None:
-                self.failures[f"{trajectory.failure.where}/{trajectory.failure.kind}"] += 1
+                self.failures[trajectory.failure.label] += 1
         else:
             self.finished += 1
 
