@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,11 @@ def test_a_shipped_scenario_says_where_its_figures_are_from_and_runs(name: str) 
     assert [row.variant.name for row in rows] == list(scenario.config.variants)
     assert all(row.outcome.seconds > 0 for row in rows)
     assert any(row.variant.about.at_least for row in rows)
+
+
+def test_a_simulation_loads_no_torch() -> None:
+    code = "import sys, rollenv.simulation.split, rollenv.simulation.scenario; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_variants_have_their_settings_and_the_command_line_wins(small: str) -> None:
