@@ -34,12 +34,17 @@ FaultKind = Literal["timeout", "crash", "bad_output"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A fault, which is not a reward."""
+    """A fault, which is not a reward.
+
+    `collateral`: another episode's environment broke the worker process that both lived in; this one did nothing wrong,
+    and is tried again without counting it as a try.
+    """
 
     where: FaultPlace
     kind: FaultKind
     message: str
     turn: int | None = None
+    collateral: bool = False
 
 
 @dataclass(slots=True)

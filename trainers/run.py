@@ -18,16 +18,15 @@ import torch
 
 from rollenv.agents import make_agent
 from rollenv.config.train import TrainConfig
-from rollenv.core import TextEnv
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
-from rollenv.registration import EnvSpec, make, spec
+from rollenv.registration import EnvSpec, spec
 from rollenv.rollout.controller import Batch, RolloutController
-from rollenv.rollout.env_pool import EnvPool
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
+from rollenv.rollout.quarantine import Quarantine
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import episode_limits, sampling_params, torch_engine
+from rollenv.rollout.setup import env_pool, episode_limits, sampling_params, torch_engine
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.data import trained_return
@@ -75,19 +74,21 @@ class TrainRun:
         self._result: dict[str, Any] = {}
         self._figures: dict[str, Any] | None = None  # of a step whose evaluation is still to come
         self._prepare_world()
-        self._prepare_policy(resume)
-        self._prepare_rollouts(resume)
-        self._metrics = MetricsWriter(self.folder, self.step)
+        try:
+            self._prepare_policy(resume)
+            self._prepare_rollouts(resume)
+            self._metrics = MetricsWriter(self.folder, self.step)
+        except BaseException:
+            self._pool.close()  # its processes are running already
+            raise
 
     # -- preparation ---------------------------------------------------------------------------------------
 
     def _prepare_world(self) -> None:
         config = self.config
         self.spec: EnvSpec = spec(config.env)
-        self._pool = EnvPool(lambda: make(self.spec, **config.env_args))
-        env: TextEnv = self._pool.acquire()
-        self.tasks = env.tasks
-        self._pool.release(env, healthy=True)
+        self._pool = env_pool(self.spec, config.env_args, config.rollout)
+        self.tasks = self._pool.tasks
         self.agent = make_agent(self.spec, config.agent.name, config.agent.arguments)
         size = min(config.eval.episodes, len(self.tasks.ids(config.eval.split)))
         self.panel = self.tasks.panel(config.eval.split, size)
@@ -123,6 +124,7 @@ class TrainRun:
             config.rollout.filter,
             config.rollout.max_refills,
             lambda trajectory: trained_return(trajectory, config.algo),
+            Quarantine(config.rollout.quarantine_after),
         )
         if state is not None:
             self._check_resumed(state)
@@ -217,6 +219,7 @@ class TrainRun:
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
         figures |= {f"episodes_{key}": value for key, value in self._ledger_figures().items()}
+        figures["tasks_in_quarantine"] = len(self.controller.quarantine)
         figures = {"step": self.step, **figures}
         self._on_figures("step", figures)
         return figures

@@ -19,14 +19,21 @@ if TYPE_CHECKING:
     from rollenv.config import TrainConfig
     from rollenv.evaluation.evaluate import Summary
     from rollenv.registration import EnvSpec
-    from rollenv.rollout.env_pool import EnvPool
+    from rollenv.rollout.env_pool import Environments
     from rollenv.rollout.play import Play
     from rollenv.tasks import Panel
     from rollenv.trajectory import Trajectory
 
 DEFAULT_EPISODES = 200
 READ_HERE = ("env", "env_args.", "agent.", "sampling.", "rollout.", "device", "threads")
-NOT_READ = ("sampling.temperature", "rollout.groups", "rollout.group_size", "rollout.eta", "rollout.filter")
+NOT_READ = (
+    "sampling.temperature",
+    "rollout.groups",
+    "rollout.group_size",
+    "rollout.eta",
+    "rollout.filter",
+    "rollout.quarantine_after",
+)
 """Settings of a training run that mean something, or nothing, to an evaluation."""
 
 
@@ -127,15 +134,15 @@ def _planned(
 async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
     """Plays the panel, writes the results, and returns them with what the first failure was ("" for none)."""
     from rollenv.evaluation.evaluate import play_panel, summarize, write_results
-    from rollenv.registration import make
-    from rollenv.rollout.env_pool import EnvPool
+    from rollenv.rollout.setup import env_pool
     from rollenv.seeding import derive_seed
 
     config = plan.config
-    pool = EnvPool(lambda: make(plan.spec, **config.env_args))
-    panel = _panel(pool, order)
-    play, close = _player(plan, order, pool)
+    pool = env_pool(plan.spec, config.env_args, config.rollout)
+    close: Any = None
     try:
+        panel = _panel(pool, order)
+        play, close = _player(plan, order, pool)
         with Bar("episodes") as bar:
             trajectories = await play_panel(
                 play,
@@ -147,7 +154,8 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
                 lambda done: bar.update(f"{plan.spec.name} {order.split}", done, len(panel.ids), unit="tasks"),
             )
     finally:
-        await close()
+        if close is not None:
+            await close()
         pool.close()
     summary = summarize(plan.spec.id, panel, trajectories)
     failure = _first_failure(trajectories)
@@ -158,15 +166,13 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
     return summary, failure
 
 
-def _panel(pool: EnvPool, order: _Order) -> Panel:
-    env = pool.acquire()
-    tasks = env.tasks
-    pool.release(env, healthy=True)
+def _panel(pool: Environments, order: _Order) -> Panel:
+    tasks = pool.tasks
     default = min(DEFAULT_EPISODES, len(tasks.ids(order.split)))
     return tasks.panel(order.split, default if order.episodes is None else order.episodes)
 
 
-def _player(plan: _Plan, order: _Order, pool: EnvPool) -> tuple[Play, Any]:
+def _player(plan: _Plan, order: _Order, pool: Environments) -> tuple[Play, Any]:
     """How to play an episode, and how to close what that needs."""
     from rollenv.agents import make_agent
     from rollenv.rollout.play import ScriptedPlay
@@ -184,7 +190,7 @@ def _player(plan: _Plan, order: _Order, pool: EnvPool) -> tuple[Play, Any]:
     return ScriptedPlay(pool, plan.spec.id, fresh_agent, episode_limits(plan.config.rollout, plan.spec)), nothing
 
 
-def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str) -> tuple[Play, Any]:
+def _model_player(plan: _Plan, order: _Order, pool: Environments, path: str) -> tuple[Play, Any]:
     from rollenv.agents import make_agent
     from rollenv.inference.chat import ChatFormat
     from rollenv.rollout.play import ModelPlay

@@ -7,15 +7,19 @@ weights of version v, whatever order they finish in.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollenv.rollout.groups import Group, GroupRequest
+from rollenv.rollout.quarantine import Quarantine
 from rollenv.rollout.scheduler import Scheduler
 from rollenv.rollout.selection import FilterMode, Worth, episode_return, has_signal
 from rollenv.rollout.staleness import admissible, due
 from rollenv.seeding import TaskOrder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class RolloutController:
         filter_mode: what to do with groups without signal.
         max_refills: with `refill`, at most so many groups are replaced per batch.
         worth: what an episode is worth to the trainer; a group whose episodes are all worth the same has no signal.
+        quarantine: the tasks that are played no more; they are found among the batches' failed episodes.
     """
 
     def __init__(
@@ -63,10 +68,12 @@ class RolloutController:
         filter_mode: FilterMode = "drop",
         max_refills: int = 32,
         worth: Worth = episode_return,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._order, self._batch, self._size, self._seed = order, batch_groups, group_size, run_seed
         self._eta, self._filter, self._max_refills, self._worth = eta, filter_mode, max_refills, worth
+        self.quarantine = quarantine if quarantine is not None else Quarantine(None)
         self.version = 0
         self._cursor = 0
         self._accepted = 0
@@ -83,7 +90,8 @@ class RolloutController:
             if self._again:
                 index = self._again.pop(0)
             else:
-                index, self._cursor = self._cursor, self._cursor + 1
+                index = self.quarantine.first_free(self._cursor, self._order.__getitem__)
+                self._cursor = index + 1
             request = GroupRequest(index, self._order[index], self._size, self._seed, self.version)
             self._running[index] = request
             self.scheduler.submit(request)
@@ -107,7 +115,11 @@ class RolloutController:
             idle, self._idle = self._idle, []
         signal = [g for g in chosen if self._filter == "keep" or has_signal(g, self._worth)]
         idle += [g for g in chosen if g not in signal]
-        return Batch(self.version, sorted(signal, key=lambda group: group.request.index), idle)
+        batch = Batch(self.version, sorted(signal, key=lambda group: group.request.index), idle)
+        # Here, not as groups finish: what a seed decides must not depend on who was first.
+        for task in self.quarantine.book(batch.played):
+            log.warning("task '%s' is in quarantine: its episodes failed for good too often", task)
+        return batch
 
     def weights_updated(self, version: int) -> None:
         """The engine has new weights: more may start."""
@@ -136,6 +148,7 @@ class RolloutController:
             "cursor": self._cursor,
             "accepted": self._accepted - len(self._ready),
             "again": sorted(begun),
+            "quarantine": self.quarantine.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -144,6 +157,8 @@ class RolloutController:
         self._cursor = int(state["cursor"])
         self._accepted = int(state["accepted"])
         self._again = [int(index) for index in state["again"]]
+        if "quarantine" in state:
+            self.quarantine.load_state_dict(state["quarantine"])
 
 
 async def collect(

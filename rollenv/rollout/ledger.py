@@ -16,7 +16,8 @@ from rollenv.trajectory import StopReason, Trajectory
 class Ledger:
     """Counts of episodes (each attempt is one), and what was spent on those that came to nothing.
 
-    `wasted_tokens` are completion tokens of failed and cancelled episodes; `failures` counts `where/kind`.
+    `wasted_tokens` are completion tokens of failed and cancelled episodes; `failures` counts `where/kind`, and
+    `where/collateral` for those that others were to blame for.
     """
 
     dispatched: int = 0
@@ -46,7 +47,8 @@ class Ledger:
             self.failed += 1
             self.wasted_tokens += tokens
             if trajectory.failure is not None:
-                self.failures[f"{trajectory.failure.where}/{trajectory.failure.kind}"] += 1
+                kind = "collateral" if trajectory.failure.collateral else trajectory.failure.kind
+                self.failures[f"{trajectory.failure.where}/{kind}"] += 1
         else:
             self.finished += 1
 

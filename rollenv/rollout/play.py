@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rollenv.agents.base import ChatAgent, ScriptedAgent
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
-from rollenv.rollout.env_pool import EnvPool
+from rollenv.rollout.env_pool import Environments
 from rollenv.rollout.episode import (
     Demonstrator,
     EpisodeLimits,
@@ -20,6 +21,7 @@ from rollenv.rollout.episode import (
     ScriptedPlayer,
     describe,
     failed_to_begin,
+    never_begun,
     play_episode,
 )
 from rollenv.seeding import derive_seed
@@ -33,7 +35,7 @@ Play = Callable[[EpisodeRequest], Coroutine[Any, Any, Trajectory]]
 class ModelPlay:
     """Plays requests with a language model. `label` keeps its sessions apart from others' in the same engine."""
 
-    pool: EnvPool
+    pool: Environments
     env_name: str
     agent: ChatAgent
     engine: Engine
@@ -55,7 +57,7 @@ class ModelPlay:
 class ScriptedPlay:
     """Plays requests with a program; `make_agent` gives a fresh one per episode."""
 
-    pool: EnvPool
+    pool: Environments
     env_name: str
     make_agent: Callable[[], ScriptedAgent]
     limits: EpisodeLimits
@@ -71,7 +73,7 @@ class ScriptedPlay:
 class DemonstrationPlay:
     """Plays requests with a program, writing down what `agent`'s model would have read and written."""
 
-    pool: EnvPool
+    pool: Environments
     env_name: str
     make_expert: Callable[[], ScriptedAgent]
     agent: ChatAgent
@@ -88,16 +90,22 @@ class DemonstrationPlay:
 
 
 async def _with_env(
-    pool: EnvPool, make_player: Callable[[], Player], request: EpisodeRequest, limits: EpisodeLimits, env_name: str
+    pool: Environments, make_player: Callable[[], Player], request: EpisodeRequest, limits: EpisodeLimits, env_name: str
 ) -> Trajectory:
     where: FaultPlace = "agent"
     try:
         player = make_player()
         where = "env"
-        env = pool.acquire()
+        env = await pool.acquire()
+    except asyncio.CancelledError:  # while it waited for an environment
+        return never_begun(request, env_name)
     except Exception as error:
         return failed_to_begin(request, env_name, Fault(where, "crash", describe(error)))
-    trajectory = await play_episode(env, player, request, limits, env_name)
-    # A thread may still be inside the environment of a failed or cancelled episode.
-    pool.release(env, healthy=trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED))
+    healthy = False
+    try:
+        trajectory = await play_episode(env, player, request, pool.limits(limits), env_name)
+        # A thread may still be inside the environment of a failed or cancelled episode.
+        healthy = trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED)
+    finally:
+        pool.release(env, healthy)
     return trajectory

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 from rollenv.errors import RollenvError
@@ -16,6 +15,7 @@ from rollenv.rollout.episode import EpisodeRequest
 from rollenv.rollout.groups import Group, GroupRequest
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import Play
+from rollenv.rollout.retries import next_try, spared
 from rollenv.trajectory import StopReason, Trajectory
 
 
@@ -25,7 +25,7 @@ class Scheduler:
     Args:
         play: plays one attempt of an episode.
         concurrency: C, episodes in flight at most.
-        max_attempts: tries of one episode before it counts as failed for good.
+        max_attempts: tries of one episode before it counts as failed for good (see `rollenv.rollout.retries`).
         ledger: where the counts go (a new one when None).
         give_up_after: raise when so many attempts in a row have failed, with nothing finishing in between: the
             environment or the engine is broken, not unlucky.
@@ -126,13 +126,13 @@ class Scheduler:
         if request.group not in self._collected:
             return
         if trajectory.stop is StopReason.FAILED:
-            self._failed_in_a_row += 1
+            self._failed_in_a_row += not spared(trajectory, request)
             if self._failed_in_a_row >= self._give_up_after:
                 self._break(_gave_up(trajectory, self._failed_in_a_row))
                 return
-            if request.attempt + 1 < self._max_attempts:
+            if (again := next_try(trajectory, request, self._max_attempts)) is not None:
                 self.ledger.retried += 1
-                self._waiting.appendleft(replace(request, attempt=request.attempt + 1))
+                self._waiting.appendleft(again)
                 return
         else:
             self._failed_in_a_row = 0

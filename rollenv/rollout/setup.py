@@ -1,7 +1,8 @@
-"""From settings to what plays episodes with a model: the engine, the sampling and the bounds of an episode."""
+"""From settings to what plays episodes: the engine, the environments, the sampling and the bounds of an episode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from rollenv.config.train import RolloutConfig, SamplingConfig
 from rollenv.inference.base import SamplingParams
 from rollenv.inference.chat import ChatFormat
 from rollenv.inference.torch_engine import TorchEngine
-from rollenv.registration import EnvSpec
+from rollenv.registration import EnvSpec, make
+from rollenv.rollout.env_pool import Environments, EnvPool, close_aside
+from rollenv.rollout.env_workers import WorkerPool
 from rollenv.rollout.episode import EpisodeLimits
+from rollenv.rollout.placement import declared, measured
 
 
 def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
@@ -24,6 +28,28 @@ def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig)
         kv_budget_bytes=config.kv_mib * 2**20,
         max_sessions=config.concurrency,
     )
+
+
+def env_pool(spec: EnvSpec, arguments: Mapping[str, Any], config: RolloutConfig) -> Environments:
+    """Environments of `spec` where `config` or the environment says (see `rollenv.rollout.placement`); to be closed.
+
+    Raises:
+        RollenvError: one cannot be made, or not in another process although it shall be.
+    """
+    first = make(spec, **arguments)
+    placement = declared(config.env_executor, spec, type(first))
+    unused = placement is not None
+    if placement is None:
+        placement = measured(spec, first, arguments)
+    if placement != "process":
+        spare = first if unused else None
+        pool = EnvPool(lambda: make(spec, **arguments), placement, spec.max_concurrency, spare)
+        if not unused:
+            close_aside([first])
+        return pool
+    tasks = first.tasks
+    close_aside([first])
+    return WorkerPool(spec, arguments, tasks, config.env_workers or None, config.reset_seconds, config.step_seconds)
 
 
 def sampling_params(config: SamplingConfig, chat: ChatFormat, temperature: float | None = None) -> SamplingParams:

@@ -263,7 +263,7 @@ def test_cancelling_in_a_hanging_step_ends_the_episode_at_once(freed: threading.
     assert trajectory.reward == 0.25
     assert not trajectory.trainable
     assert engine.aborted == ["train/4/2/1"]
-    assert play.pool.acquire() is made[0]  # from make(): it was not put back among the idle
+    assert run(play.pool.acquire()) is made[0]  # from make(): it was not put back among the idle
     assert not play.pool._idle
 
 

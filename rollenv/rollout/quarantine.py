@@ -1,0 +1,89 @@
+"""Quarantine: tasks whose episodes fail for good again and again are played no more. A state machine without I/O.
+
+Invariant: what is in quarantine follows from the groups that were booked, in any order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rollenv.errors import RollenvError
+from rollenv.rollout.groups import Group
+from rollenv.trajectory import StopReason, Trajectory
+
+
+class Quarantine:
+    """Counts final failures per task.
+
+    Args:
+        after: so many final failures take a task out; None: nothing does.
+
+    >>> quarantine = Quarantine(after=2)
+    >>> [quarantine.failed("a"), quarantine.failed("a"), "a" in quarantine]
+    [False, True, True]
+    """
+
+    def __init__(self, after: int | None) -> None:
+        if after is not None and after < 1:
+            raise ValueError(f"a quarantine begins after at least 1 failure, not {after}")
+        self._after = after
+        self._failures: Counter[str] = Counter()
+
+    def __contains__(self, task: object) -> bool:
+        return self._after is not None and isinstance(task, str) and self._failures[task] >= self._after
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that are out, sorted."""
+        return sorted(task for task in self._failures if task in self)
+
+    def failed(self, task: str) -> bool:
+        """An episode of `task` has failed for good. Returns whether that took the task out."""
+        before = task in self
+        self._failures[task] += 1
+        return not before and task in self
+
+    def book(self, groups: Iterable[Group]) -> list[str]:
+        """Counts the final failures in finished groups. Returns the tasks that this takes out."""
+        episodes = (trajectory for group in groups for trajectory in group.trajectories)
+        return [trajectory.task for trajectory in episodes if by_the_task(trajectory) and self.failed(trajectory.task)]
+
+    def first_free(self, place: int, task_at: Callable[[int], str]) -> int:
+        """The first place from `place` on whose task is not in quarantine, in an order of which each epoch has every
+        task once.
+
+        Raises:
+            RollenvError: all tasks are in quarantine.
+        """
+        # The end of one epoch and the beginning of the next may be all in quarantine; more in a row means: all are.
+        for candidate in range(place, place + 2 * len(self) + 1):
+            if task_at(candidate) not in self:
+                return candidate
+        raise RollenvError(
+            f"all tasks are in quarantine ({len(self)} of them), because their episodes fail: mend the environment, "
+            "or set rollout.quarantine_after=none"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serialisable; `load_state_dict` reads it back."""
+        return {"failures": dict(self._failures)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from `state_dict`."""
+        self._failures = Counter({task: int(count) for task, count in state["failures"].items()})
+
+
+def by_the_task(trajectory: Trajectory) -> bool:
+    """Whether this final failure may be its task's fault: not that of the engine, nor of another episode."""
+    failure = trajectory.failure
+    return (
+        trajectory.stop is StopReason.FAILED
+        and failure is not None
+        and failure.where != "engine"
+        and not failure.collateral
+    )
