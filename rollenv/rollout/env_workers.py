@@ -6,6 +6,7 @@ takes down what lived in it: one episode is to blame, the others are collateral 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -185,7 +186,8 @@ class WorkerPool:
             return
         self.deaths += 1
         if worker.started:
-            self._start()
+            with contextlib.suppress(RollenvError):  # then it is tried again when it is needed
+                self._start()
 
 
 def portable(spec: EnvSpec, arguments: Mapping[str, Any]) -> bytes:

@@ -30,6 +30,9 @@ QUICK_RESET_SECONDS = 2e-3
 """A longer reset would be felt by all other episodes on the loop."""
 HEAVY_SECONDS = 1e-3
 """A step that computes longer holds the interpreter's lock for so long that it is worth a message to a process."""
+COMPUTING_SHARE = 0.25
+"""One that mostly waits would keep its neighbours in the process waiting. Not more: on a busy machine, who computes waits
+for a core as well."""
 PROBE_STEPS = 8
 PROBE_SECONDS = 20.0
 
@@ -48,7 +51,7 @@ def advised(cost: Cost) -> Placement:
     """The placement for such a cost."""
     if cost.step <= QUICK_STEP_SECONDS and cost.reset <= QUICK_RESET_SECONDS:
         return "inline"
-    if cost.computing >= HEAVY_SECONDS and cost.computing >= cost.step / 2:
+    if cost.computing >= HEAVY_SECONDS and cost.computing >= COMPUTING_SHARE * cost.step:
         return "process"
     return "thread"
 
