@@ -31,8 +31,8 @@ QUICK_RESET_SECONDS = 2e-3
 HEAVY_SECONDS = 1e-3
 """A step that computes longer holds the interpreter's lock for so long that it is worth a message to a process."""
 COMPUTING_SHARE = 0.25
-"""One that mostly waits would keep its neighbours in the process waiting. Not more: on a busy machine, who computes waits
-for a core as well."""
+"""One that mostly waits would keep its neighbours in the process waiting. Not more than this: on a busy machine, who
+computes waits for a core as well."""
 PROBE_STEPS = 8
 PROBE_SECONDS = 20.0
 

@@ -79,7 +79,7 @@ def test_only_faults_that_may_be_the_tasks_count() -> None:
 
 
 def test_a_controller_plays_around_a_task_that_fails_for_good(caplog: Any) -> None:
-    """Also after a resume; the seeds and places of all others stay."""
+    """Also after a resume."""
     played: list[EpisodeRequest] = []
 
     async def play(request: EpisodeRequest) -> Trajectory:
@@ -100,7 +100,6 @@ def test_a_controller_plays_around_a_task_that_fails_for_good(caplog: Any) -> No
         theirs.load_state_dict(ours.state_dict())
         before = len(played)
         await theirs.next_batch()
-        assert len(played) == before + 5 * 2
         assert "t2" not in {request.task for request in played[before:]}
         await ours.scheduler.close()
         await theirs.scheduler.close()
