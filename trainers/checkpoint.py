@@ -1,7 +1,7 @@
 """Checkpoints: the whole state of a run in a folder that is either whole or not there.
 
-`checkpoints/step-000020/` holds `model/` (a `transformers` folder), `trainer.pt` (optimizer and generators) and
-`state.json` (config, step, cursor, ledger, where `metrics.jsonl` stood).
+`checkpoints/step-000020/` holds `model/` (a `transformers` folder), `trainer.pt` (optimizer and generators),
+`rollouts.json` (the sample buffer: what was queued, running and finished) and `state.json` (config, step, ledger).
 """
 
 from __future__ import annotations
@@ -36,11 +36,18 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """Content of `state.json`. Raises RollenvError when it is missing or torn."""
+        return self._json("state.json")
+
+    def rollouts(self) -> dict[str, Any]:
+        """Content of `rollouts.json`. Raises RollenvError when it is missing or torn."""
+        return self._json("rollouts.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
         try:
-            state: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
+            content: dict[str, Any] = json.loads((self.folder / name).read_text())
         except (OSError, json.JSONDecodeError) as error:
-            raise RollenvError(f"checkpoint '{self.folder}' has no whole state.json: {error}; use another") from error
-        return state
+            raise RollenvError(f"checkpoint '{self.folder}' has no whole {name}: {error}; use another") from error
+        return content
 
     def tensors(self) -> dict[str, Any]:
         """Content of `trainer.pt`. Raises RollenvError when it is missing or torn."""
@@ -52,7 +59,13 @@ class Checkpoint:
 
 
 def write(
-    run: Path, step: int, policy: Policy, tensors: dict[str, Any], state: dict[str, Any], keep: int
+    run: Path,
+    step: int,
+    policy: Policy,
+    tensors: dict[str, Any],
+    state: dict[str, Any],
+    rollouts: dict[str, Any],
+    keep: int,
 ) -> Checkpoint:
     """Writes the checkpoint of `step` and removes all but the newest `keep`.
 
@@ -64,6 +77,7 @@ def write(
         with new_folder(folder) as temporary:
             policy.save(temporary / "model")
             torch.save(tensors, temporary / "trainer.pt")
+            (temporary / "rollouts.json").write_text(json.dumps(rollouts))
             (temporary / "state.json").write_text(json.dumps(state, indent=1))
     except Exception as error:  # each library has its own class for a full disk
         last = newest(run)

@@ -20,7 +20,7 @@ from rollenv.rollout.controller import stream
 from rollenv.rollout.groups import GroupRequest
 from rollenv.rollout.play import DemonstrationPlay, ModelPlay
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import env_pool, episode_limits, sampling_params, torch_engine
+from rollenv.rollout.setup import env_pool, episode_limits, model_engine, sampling_params
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.imitate import Demonstration, ImitateSettings, imitate
@@ -176,7 +176,7 @@ class ImitationRun:
         """Plays the test panel with the model as it was saved."""
         config = self.config
         model, tokenizer = load_model(self.folder / "model")
-        engine = torch_engine(model, tokenizer, device, self._rollout)
+        engine = model_engine(model, tokenizer, device, self._rollout)
         panel = self.tasks.panel(config.eval.split, min(config.eval.episodes, len(self.tasks.ids(config.eval.split))))
         settings = SamplingConfig(max_tokens=config.max_tokens)  # type: ignore[call-arg]
         sampling = sampling_params(settings, policy.chat, config.eval.temperature)

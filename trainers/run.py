@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +22,16 @@ from rollenv.agents import make_agent
 from rollenv.config.train import TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
+from rollenv.files import write_atomically
 from rollenv.registration import EnvSpec, spec
-from rollenv.rollout.controller import Batch, RolloutController
+from rollenv.rollout.bias import BiasReport
+from rollenv.rollout.buffer import Batch, SampleBuffer
+from rollenv.rollout.controller import RolloutController
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
-from rollenv.rollout.quarantine import Quarantine
+from rollenv.rollout.quarantine import Quarantine, Quarantined
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import env_pool, episode_limits, sampling_params, torch_engine
+from rollenv.rollout.setup import batch_plan, env_pool, episode_limits, model_engine, sampling_params, task_source
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.data import trained_return
@@ -34,6 +39,8 @@ from rollenv.trainers.device import choose_device
 from rollenv.trainers.grpo import GRPOTrainer
 from rollenv.trainers.metrics import MetricsWriter
 from rollenv.trainers.policy import Policy, load_model
+
+log = logging.getLogger(__name__)
 
 OnFigures = Callable[[str, dict[str, Any]], None]
 """Called with ("step" | "eval" | "checkpoint", figures) as the run goes."""
@@ -105,31 +112,32 @@ class TrainRun:
             tensors = resume.tensors()
             self.trainer.load_state_dict(tensors["trainer"])
             torch.set_rng_state(tensors["torch_rng"])
-        self.engine = torch_engine(model, tokenizer, device, config.rollout)
+        self.engine = model_engine(model, tokenizer, device, config.rollout)
 
     def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
         config, state = self.config, resume.state() if resume else None
         ledger = Ledger.from_dict(state["ledger"]) if state else Ledger()
         ledger.abandon()
-        self._ledger = ledger.to_dict()  # as it stood at the last step boundary
-        play = self._play("train", config.sampling.temperature)
-        self.scheduler = Scheduler(play, config.rollout.concurrency, config.rollout.max_attempts, ledger)
-        self.controller = RolloutController(
-            self.scheduler,
-            TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks")),
-            config.rollout.groups,
-            config.rollout.group_size,
-            config.seed,
-            config.rollout.eta,
-            config.rollout.filter,
-            config.rollout.max_refills,
-            lambda trajectory: trained_return(trajectory, config.algo),
-            Quarantine(config.rollout.quarantine_after),
+        bias = BiasReport()
+        self.scheduler = Scheduler(
+            self._play("train", config.sampling.temperature),
+            config.rollout.concurrency,
+            config.rollout.max_attempts,
+            ledger,
+            straggler_seconds=config.rollout.straggler_seconds,
+            on_episode=bias.ended,
         )
-        if state is not None:
+        plan = batch_plan(config.rollout, lambda trajectory: trained_return(trajectory, config.algo))
+        order = TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks"))
+        self.quarantine = Quarantine(config.rollout.quarantine_after)
+        source = task_source(config.rollout, order, config.seed)
+        source = Quarantined(source, self.quarantine, self.tasks.ids(config.split))
+        buffer = SampleBuffer(plan, source, config.seed)
+        self.controller = RolloutController(self.scheduler, buffer, bias)
+        if resume is not None and state is not None:
             self._check_resumed(state)
             self.step, self._figures = int(state["step"]), state["figures"]
-            self.controller.load_state_dict(state["controller"])
+            self.controller.load_state_dict(resume.rollouts())
 
     def _check_resumed(self, state: dict[str, Any]) -> None:
         if state["tasks_sha256"] != self.tasks_sha256:
@@ -205,6 +213,9 @@ class TrainRun:
     async def _one_step(self) -> dict[str, Any]:
         began = time.perf_counter()
         batch = await self._interruptible(self.controller.next_batch())
+        # Here, not as groups finish: what a seed decides must not depend on who was first.
+        for task in self.quarantine.book(batch.played):
+            log.warning("task '%s' is in quarantine: its episodes failed for good too often", task)
         played = time.perf_counter()
         if self.config.rollout.eta > 0:
             figures = await asyncio.to_thread(self.trainer.step, batch.groups)
@@ -212,21 +223,29 @@ class TrainRun:
             figures = self.trainer.step(batch.groups)
         trained = time.perf_counter()
         self.step += 1
-        await self.engine.update_weights(self.step, self.policy.state())
-        self.controller.weights_updated(self.step)
-        self._ledger = self.scheduler.ledger.to_dict()
+        await self._hand_over_weights()
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
         figures |= {f"episodes_{key}": value for key, value in self._ledger_figures().items()}
-        figures["tasks_in_quarantine"] = len(self.controller.quarantine)
+        figures["tasks_in_quarantine"] = len(self.quarantine)
         figures = {"step": self.step, **figures}
         self._on_figures("step", figures)
         return figures
 
+    async def _hand_over_weights(self) -> None:
+        finish = self.config.rollout.on_update == "finish"
+        if finish:
+            await self.scheduler.drain()
+        await self.engine.update_weights(self.step, self.policy.state())
+        if finish:
+            self.scheduler.go_on()
+        self.controller.weights_updated(self.step)
+
     def _ledger_figures(self) -> dict[str, int]:
         ledger = self.scheduler.ledger
-        return {"failed": ledger.failed, "retried": ledger.retried, "wasted_tokens": ledger.wasted_tokens}
+        names = ("failed", "discarded", "retried", "wasted_tokens")
+        return {name: getattr(ledger, name) for name in names}
 
     async def _interruptible(self, work: Any) -> Any:
         """Awaits `work`; when a stop is asked for first, checkpoints the state of the last boundary and raises."""
@@ -267,12 +286,14 @@ class TrainRun:
             "step": self.step,
             "config": self.config.model_dump(mode="json"),
             "model": self._model,
-            "controller": self.controller.state_dict(),
-            "ledger": self._ledger,
+            "ledger": self.scheduler.ledger.to_dict(),
             "tasks_sha256": self.tasks_sha256,
             "figures": self._figures,
         }
-        written = checkpoint.write(self.folder, self.step, self.policy, tensors, state, self.config.checkpoint.keep)
+        rollouts = self.controller.state_dict()
+        write_atomically(self.folder / "bias.json", [json.dumps(self.controller.bias.rows(), indent=1)])
+        keep = self.config.checkpoint.keep
+        written = checkpoint.write(self.folder, self.step, self.policy, tensors, state, rollouts, keep)
         self._on_figures("checkpoint", {"step": self.step, "folder": str(written.folder)})
         return written
 

@@ -194,7 +194,7 @@ def _model_player(plan: _Plan, order: _Order, pool: Environments, path: str) -> 
     from rollenv.agents import make_agent
     from rollenv.inference.chat import ChatFormat
     from rollenv.rollout.play import ModelPlay
-    from rollenv.rollout.setup import episode_limits, sampling_params, torch_engine
+    from rollenv.rollout.setup import episode_limits, model_engine, sampling_params
     from rollenv.trainers.device import choose_device
     from rollenv.trainers.policy import load_model
 
@@ -202,7 +202,7 @@ def _model_player(plan: _Plan, order: _Order, pool: Environments, path: str) -> 
     device = choose_device(config.device, config.threads)
     model, tokenizer = load_model(path)
     chat = ChatFormat(tokenizer)
-    engine = torch_engine(model, tokenizer, device, config.rollout)
+    engine = model_engine(model, tokenizer, device, config.rollout)
     sampling = sampling_params(config.sampling, chat, order.temperature)
     agent = make_agent(plan.spec, plan.agent_name, plan.agent)
     limits = episode_limits(config.rollout, plan.spec, engine.max_length)

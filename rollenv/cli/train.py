@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import signal
@@ -184,6 +185,7 @@ def _newest_whole(folder: Path) -> Checkpoint:
     for candidate in reversed(checkpoint.found(folder)):
         try:
             candidate.state()
+            candidate.rollouts()
             candidate.tensors()
         except RollenvError as error:
             print(f"passed over: {error}", file=sys.stderr)
@@ -217,6 +219,8 @@ def _carry_out(plan: _Plan, continue_with: str) -> None:
             print(f"interrupted at step {stopped.step}; continue with: {continue_with}", flush=True)
             raise typer.Exit(INTERRUPTED) from None
     _tell_result(folder)
+    if config.rollout.extra_groups or config.rollout.extra_samples:
+        _tell_bias(folder)
 
 
 async def _train(run: Any, screen: TrainScreen) -> None:
@@ -259,3 +263,11 @@ def _tell_result(folder: Path) -> None:
         print(f"score    {first['eval_reward']:.3f} -> {last['eval_reward']:.3f}")
     if newest is not None:
         print(f"checkpoint  {newest.folder}  (rollenv eval --model {newest.model})", flush=True)
+
+
+def _tell_bias(folder: Path) -> None:
+    """What redundant rollouts chose: attempts dispatched against episodes trained."""
+    print("trained of dispatched, by environment, turns, tokens and the task's running success:")
+    for row in json.loads((folder / "bias.json").read_text()):
+        counts = f"{row['trained']:>7} of {row['dispatched']:<7}"
+        print(f"  {row['by']:<11}{row['bin']:<18}{counts}{percent(row['share']):>7}")

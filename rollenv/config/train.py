@@ -71,6 +71,21 @@ class RolloutConfig(Section):
     """Groups whose episodes all have the same return: train them, leave them out, or play others instead."""
     max_refills: int = Field(32, ge=0)
     """With `refill`, groups replaced per step at most."""
+    extra_groups: int = Field(0, ge=0)
+    """Groups begun beyond `groups` for a step: the surplus is cancelled when the batch is full, and played later."""
+    extra_samples: int = Field(0, ge=0)
+    """Episodes begun beyond `group_size` for a group: the surplus is cancelled when the group is complete."""
+    selection: Literal["first", "unbiased"] = "first"
+    """Which of redundant rollouts count: the first to finish, or those planned, with a spare only in the place of one
+    that failed or straggles."""
+    straggler_seconds: float | None = Field(None, gt=0)
+    """With `unbiased`, an episode that takes longer may be replaced by a spare; none replaces only failures."""
+    curriculum: Literal["none", "success"] = "none"
+    """Which tasks: all in turn, or, with `success`, fewer of those that nearly always or hardly ever succeed."""
+    curriculum_floor: float = Field(0.2, gt=0, le=1)
+    """With `success`, the least probability that a task is played when its turn comes."""
+    on_update: Literal["continue", "finish"] = "continue"
+    """New weights while episodes run: they go on with the new ones in mid-turn, or finish on the old ones first."""
     max_attempts: int = Field(3, ge=1)
     """Tries of an episode that fails, each on a fresh environment."""
     max_turns: int | None = Field(None, ge=1)
@@ -92,10 +107,18 @@ class RolloutConfig(Section):
     """Worker processes, where environments run in processes; 0 starts one per core."""
     quarantine_after: int | None = Field(8, ge=1)
     """A task of which so many episodes have failed for good is played no more; none never gives up on a task."""
+    replicas: int = Field(1, ge=1)
+    """Engines that share the episodes; on CUDA one GPU after another."""
     kv_mib: int = Field(1024, ge=16)
-    """Memory for the engine's key-value cache, MiB."""
+    """Memory for the key-value cache of each engine, MiB."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the engine."""
+
+    @model_validator(mode="after")
+    def _stragglers_need_a_plan(self) -> RolloutConfig:
+        if self.straggler_seconds is not None and self.selection == "first":
+            raise ValueError("rollout.straggler_seconds needs rollout.selection 'unbiased': else no one is waited for")
+        return self
 
 
 class AlgoConfig(Section):

@@ -32,6 +32,10 @@ class EpisodeRequest:
     group: int = 0
     sample: int = 0
     attempt: int = 0
+    life: int = 0
+    """How often its group was begun and cancelled before."""
+    env: str = ""
+    """Which environment of a mixture."""
     collateral: int = 0
     """How often it was lost through no fault of its own, beside the attempts."""
 

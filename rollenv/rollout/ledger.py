@@ -16,8 +16,9 @@ from rollenv.trajectory import StopReason, Trajectory
 class Ledger:
     """Counts of episodes (each attempt is one), and what was spent on those that came to nothing.
 
-    `wasted_tokens` are completion tokens of failed and cancelled episodes; `failures` counts `where/kind`, and
-    `where/collateral` for those that others were to blame for.
+    `wasted_tokens` are completion tokens, and `wasted_env_seconds` the environment's time, of episodes that failed,
+    were cancelled or were discarded; `failures` counts `where/kind`, and
+    `where/collateral` for those that others were to blame for; `discarded` are finished ones that nobody needs.
     """
 
     dispatched: int = 0
@@ -28,6 +29,8 @@ class Ledger:
     retried: int = 0
     tokens: int = 0
     wasted_tokens: int = 0
+    wasted_env_seconds: float = 0.0
+    discarded: int = 0
     failures: Counter[str] = field(default_factory=Counter)
 
     def dispatch(self) -> None:
@@ -42,15 +45,24 @@ class Ledger:
         self.tokens += tokens
         if trajectory.stop is StopReason.ABORTED:
             self.cancelled += 1
-            self.wasted_tokens += tokens
+            self._waste(trajectory)
         elif trajectory.stop is StopReason.FAILED:
             self.failed += 1
-            self.wasted_tokens += tokens
+            self._waste(trajectory)
             if trajectory.failure is not None:
                 kind = "collateral" if trajectory.failure.collateral else trajectory.failure.kind
                 self.failures[f"{trajectory.failure.where}/{kind}"] += 1
         else:
             self.finished += 1
+
+    def discard(self, trajectory: Trajectory) -> None:
+        """A finished episode turned out not to be needed."""
+        self.discarded += 1
+        self._waste(trajectory)
+
+    def _waste(self, trajectory: Trajectory) -> None:
+        self.wasted_tokens += trajectory.n_completion_tokens
+        self.wasted_env_seconds += sum(turn.seconds.get("env", 0.0) for turn in trajectory.turns)
 
     def abandon(self) -> None:
         """What was in flight died with its process (or its loop): it counts as cancelled."""

@@ -45,7 +45,8 @@ class ModelPlay:
     label: str = "train"
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
-        session = f"{self.label}/{request.group}/{request.sample}/{request.attempt}"
+        life = f"/{request.life}" if request.life else ""
+        session = f"{self.label}/{request.group}/{request.sample}/{request.attempt}{life}"
 
         def player() -> Player:
             return ModelPlayer(self.agent, self.engine, self.chat, self.sampling, request, self.limits, session)

@@ -6,11 +6,12 @@ Invariant: what is in quarantine follows from the groups that were booked, in an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from rollenv.errors import RollenvError
 from rollenv.rollout.groups import Group
+from rollenv.rollout.sources import Draw, TaskSource
 from rollenv.trajectory import StopReason, Trajectory
 
 
@@ -53,22 +54,6 @@ class Quarantine:
         episodes = (trajectory for group in groups for trajectory in group.trajectories)
         return [trajectory.task for trajectory in episodes if by_the_task(trajectory) and self.failed(trajectory.task)]
 
-    def first_free(self, place: int, task_at: Callable[[int], str]) -> int:
-        """The first place from `place` on whose task is not in quarantine, in an order of which each epoch has every
-        task once.
-
-        Raises:
-            RollenvError: all tasks are in quarantine.
-        """
-        # The end of one epoch and the beginning of the next may be all in quarantine; more in a row means: all are.
-        for candidate in range(place, place + 2 * len(self) + 1):
-            if task_at(candidate) not in self:
-                return candidate
-        raise RollenvError(
-            f"all tasks are in quarantine ({len(self)} of them), because their episodes fail: mend the environment, "
-            "or set rollout.quarantine_after=none"
-        )
-
     def state_dict(self) -> dict[str, Any]:
         """JSON-serialisable; `load_state_dict` reads it back."""
         return {"failures": dict(self._failures)}
@@ -76,6 +61,45 @@ class Quarantine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from `state_dict`."""
         self._failures = Counter({task: int(count) for task, count in state["failures"].items()})
+
+
+class Quarantined:
+    """A source of tasks (`rollenv.rollout.sources`) that gives none in quarantine. Its state holds the quarantine's.
+
+    Args:
+        source: gives the tasks.
+        tasks: all that it may give.
+    """
+
+    def __init__(self, source: TaskSource, quarantine: Quarantine, tasks: Collection[str]) -> None:
+        self._source, self._quarantine, self._tasks = source, quarantine, tasks
+
+    def draw(self) -> Draw:
+        """The next task that may be played.
+
+        Raises:
+            RollenvError: there is none left.
+        """
+        while (draw := self._source.draw()).task in self._quarantine:
+            if all(task in self._quarantine for task in self._tasks):
+                raise RollenvError(
+                    f"all {len(self._tasks)} tasks are in quarantine, because their episodes fail: mend the "
+                    "environment, or set rollout.quarantine_after=none"
+                )
+        return draw
+
+    def report(self, draw: Draw, successes: int, episodes: int) -> None:
+        """Tells the source."""
+        self._source.report(draw, successes, episodes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The source's state and the quarantine's."""
+        return {"source": self._source.state_dict(), "quarantine": self._quarantine.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from `state_dict`."""
+        self._source.load_state_dict(state["source"])
+        self._quarantine.load_state_dict(state["quarantine"])
 
 
 def by_the_task(trajectory: Trajectory) -> bool:

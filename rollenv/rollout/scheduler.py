@@ -1,22 +1,26 @@
 """The scheduler: keeps C episodes in flight, pulled from one queue; every sample is a task of its own.
 
-Invariant: every episode of a submitted group is dispatched until it ends or has failed `max_attempts` times, and a
-group is delivered exactly once, when its last episode has ended.
+Invariant: every episode of a submitted group is dispatched until it ends, has failed `max_attempts` times, or is not
+needed any more; a group is delivered exactly once, when the episodes that count have ended, unless it is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from rollenv.errors import RollenvError
 from rollenv.rollout.episode import EpisodeRequest
-from rollenv.rollout.groups import Group, GroupRequest
+from rollenv.rollout.groups import Group, GroupProgress, GroupRequest
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import Play
 from rollenv.rollout.retries import next_try, spared
 from rollenv.trajectory import StopReason, Trajectory
+
+OnEpisode = Callable[[Trajectory], None]
+"""Gets every attempt's trajectory when it ends."""
 
 
 class Scheduler:
@@ -29,6 +33,8 @@ class Scheduler:
         ledger: where the counts go (a new one when None).
         give_up_after: raise when so many attempts in a row have failed, with nothing finishing in between: the
             environment or the engine is broken, not unlucky.
+        straggler_seconds: an attempt that takes longer is late, which matters where a spare can take its place.
+        on_episode: gets the trajectory of every attempt that ends.
     """
 
     def __init__(
@@ -38,38 +44,83 @@ class Scheduler:
         max_attempts: int = 3,
         ledger: Ledger | None = None,
         give_up_after: int = 64,
+        straggler_seconds: float | None = None,
+        on_episode: OnEpisode = lambda trajectory: None,
     ) -> None:
         self._play = play
         self._concurrency = concurrency
         self._max_attempts = max_attempts
         self._give_up_after = max(give_up_after, 2 * concurrency)
+        self._straggler_seconds, self._on_episode = straggler_seconds, on_episode
         self.ledger = ledger if ledger is not None else Ledger()
-        self._waiting: deque[EpisodeRequest] = deque()
-        self._running: set[asyncio.Task[None]] = set()
-        self._groups: dict[int, GroupRequest] = {}
-        self._collected: dict[int, list[Trajectory]] = {}
-        self._finished: asyncio.Queue[Group] = asyncio.Queue()
+        self._waiting: deque[tuple[GroupProgress, EpisodeRequest]] = deque()
+        self._running: dict[asyncio.Task[None], tuple[GroupProgress, int]] = {}
+        self._of_group: dict[GroupProgress, set[asyncio.Task[None]]] = {}
+        self._groups: dict[int, GroupProgress] = {}
+        self._events: deque[Group | int] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._broken: BaseException | None = None
         self._failed_in_a_row = 0
-        self._broken: asyncio.Future[None] | None = None
+        self._held = False
 
-    def submit(self, request: GroupRequest) -> None:
-        """Queues all episodes of a group."""
+    def submit(self, request: GroupRequest, progress: GroupProgress | None = None) -> None:
+        """Queues all episodes of a group.
+
+        Args:
+            progress: how far it came before (on resume): what has ended is not played again.
+        """
         if request.index in self._groups:
             raise ValueError(f"group {request.index} is already in the scheduler")
-        self._groups[request.index] = request
-        self._collected[request.index] = []
-        self._waiting.extend(request.episodes())
+        progress = progress or GroupProgress(request)
+        if progress.complete:
+            self._tell(progress.group())
+            return
+        self._groups[request.index] = progress
+        self._of_group[progress] = set()
+        missing = set(progress.open)
+        for episode in request.episodes():
+            if episode.sample in missing:
+                attempt = progress.attempts.get(episode.sample, 0)
+                self._waiting.append((progress, replace(episode, attempt=attempt)))
         self._fill()
 
     @property
-    def unfinished(self) -> list[GroupRequest]:
-        """Groups submitted and not yet delivered to `next_group`'s queue."""
+    def unfinished(self) -> list[GroupProgress]:
+        """Groups submitted whose episodes have not all ended."""
         return list(self._groups.values())
 
     @property
     def pending(self) -> int:
-        """Finished groups that nobody has taken yet."""
-        return self._finished.qsize()
+        """Finished groups (and stragglers seen) that nobody has taken yet."""
+        return len(self._events)
+
+    @property
+    def queued(self) -> int:
+        """Episodes that wait for a place."""
+        return sum(progress in self._of_group for progress, _ in self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """Episodes being played."""
+        return len(self._running)
+
+    def take_event(self) -> Group | int:
+        """An event that is pending. Raises IndexError when there is none."""
+        return self._events.popleft()
+
+    async def next_event(self) -> Group | int:
+        """The next group to finish, or the index of a group that waits for a straggler with no spare left. One caller
+        at a time.
+
+        Raises:
+            RollenvError: episodes fail and fail, so nothing will finish.
+        """
+        while not self._events:
+            if self._broken is not None:
+                raise self._broken
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        return self.take_event()
 
     async def next_group(self) -> Group:
         """The next group to finish.
@@ -77,45 +128,83 @@ class Scheduler:
         Raises:
             RollenvError: episodes fail and fail, so nothing will finish.
         """
-        if not self._finished.empty():  # without a turn of the loop, in which quick episodes would finish more
-            return self._finished.get_nowait()
-        if self._broken is None:
-            self._broken = asyncio.get_running_loop().create_future()
-        getter = asyncio.ensure_future(self._finished.get())
-        try:
-            waited: list[asyncio.Future[Any]] = [getter, self._broken]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if getter.done():
-                return getter.result()
-            self._broken.result()
-            raise AssertionError("unreachable: the broken future carries an exception")
-        finally:
-            getter.cancel()
+        while True:
+            event = await self.next_event()
+            if isinstance(event, Group):
+                return event
+
+    async def cancel(self, indices: Collection[int]) -> None:
+        """Drops groups: their queued episodes never start, their running ones are aborted in engine and environment
+        before this returns. Groups that are not here are ignored."""
+        tasks: set[asyncio.Task[None]] = set()
+        for index in indices:
+            if (progress := self._groups.pop(index, None)) is not None:
+                for trajectory in progress.ended_episodes:
+                    self.ledger.discard(trajectory)
+                tasks |= self._stop(progress)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def drain(self) -> None:
+        """Starts nothing more until `go_on`, and waits until nothing runs."""
+        self._held = True
+        while self._running:
+            await asyncio.wait(set(self._running))
+
+    def go_on(self) -> None:
+        """Ends `drain`."""
+        self._held = False
+        self._fill()
 
     async def close(self) -> None:
         """Cancels everything: queued episodes never start, running ones are aborted in engine and environment."""
         self._waiting.clear()
         self._groups.clear()
-        self._collected.clear()  # so that nothing of what ends now is tried again or delivered
+        self._of_group.clear()  # so that nothing of what ends now is tried again or delivered
         running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
+    def _stop(self, progress: GroupProgress) -> set[asyncio.Task[None]]:
+        """Nothing more of this group is needed."""
+        tasks = self._of_group.pop(progress)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
     def _fill(self) -> None:
-        while self._waiting and len(self._running) < self._concurrency:
-            request = self._waiting.popleft()
-            task = asyncio.ensure_future(self._run(request))
-            self._running.add(task)
+        while self._waiting and len(self._running) < self._concurrency and not self._held:
+            progress, request = self._waiting.popleft()
+            if progress not in self._of_group:
+                continue  # its group is complete or cancelled
+            task = asyncio.ensure_future(self._run(progress, request))
+            self._running[task] = (progress, request.sample)
+            self._of_group[progress].add(task)
             task.add_done_callback(self._ended)
+            if self._straggler_seconds is not None and progress.request.selection == "unbiased":
+                asyncio.get_running_loop().call_later(self._straggler_seconds, self._late, task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        progress, _ = self._running.pop(task)
+        if progress in self._of_group:
+            self._of_group[progress].discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break(error)
         self._fill()
 
-    async def _run(self, request: EpisodeRequest) -> None:
+    def _late(self, task: asyncio.Task[None]) -> None:
+        if task not in self._running:
+            return
+        progress, sample = self._running[task]
+        if progress in self._of_group:
+            progress.late(sample)
+            self._look(progress)
+            if progress in self._of_group and progress.straggles:
+                self._tell(progress.request.index)
+
+    async def _run(self, progress: GroupProgress, request: EpisodeRequest) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         self.ledger.dispatch()  # here: a task that is cancelled before it begins was never dispatched
         try:
             trajectory = await self._play(request)
@@ -123,35 +212,55 @@ class Scheduler:
             self.ledger.settle(_lost(request))
             raise
         self.ledger.settle(trajectory)
-        if request.group not in self._collected:
+        self._on_episode(trajectory)
+        if progress not in self._of_group:
             return
-        if trajectory.stop is StopReason.FAILED:
-            self._failed_in_a_row += not spared(trajectory, request)
-            if self._failed_in_a_row >= self._give_up_after:
-                self._break(_gave_up(trajectory, self._failed_in_a_row))
-                return
-            if (again := next_try(trajectory, request, self._max_attempts)) is not None:
-                self.ledger.retried += 1
-                self._waiting.appendleft(again)
-                return
-        else:
+        self._of_group[progress].discard(task)  # it has ended: nothing is left to cancel
+        if trajectory.stop is not StopReason.FAILED:
             self._failed_in_a_row = 0
-        self._collect(trajectory)
+            progress.ended(trajectory)
+        elif self._try_again(progress, request, trajectory):
+            return
+        self._look(progress)
 
-    def _collect(self, trajectory: Trajectory) -> None:
-        collected = self._collected[trajectory.group]
-        collected.append(trajectory)
-        request = self._groups[trajectory.group]
-        if len(collected) == request.size:
-            del self._collected[trajectory.group], self._groups[trajectory.group]
-            self._finished.put_nowait(Group(request, sorted(collected, key=lambda t: t.sample)))
+    def _try_again(self, progress: GroupProgress, request: EpisodeRequest, trajectory: Trajectory) -> bool:
+        """Whether a failed attempt is followed by another (or by the end of all)."""
+        if not spared(trajectory, request):
+            self._failed_in_a_row += 1
+            progress.attempts[request.sample] = request.attempt + 1
+        if self._failed_in_a_row >= self._give_up_after:
+            self._break(_gave_up(trajectory, self._failed_in_a_row))
+            return True
+        if (again := next_try(trajectory, request, self._max_attempts)) is not None:
+            self.ledger.retried += 1
+            self._waiting.appendleft((progress, again))
+            return True
+        progress.lost(trajectory)
+        return False
+
+    def _look(self, progress: GroupProgress) -> None:
+        """Delivers a group that has become complete, and stops what of it still runs."""
+        if progress.complete:
+            del self._groups[progress.request.index]
+            group = progress.group()
+            needed = {id(trajectory) for trajectory in group.trajectories}
+            for trajectory in progress.ended_episodes:
+                if id(trajectory) not in needed:
+                    self.ledger.discard(trajectory)
+            self._stop(progress)
+            self._tell(group)
+
+    def _tell(self, event: Group | int) -> None:
+        self._events.append(event)
+        self._wake_up()
 
     def _break(self, error: BaseException) -> None:
-        if self._broken is None:
-            self._broken = asyncio.get_running_loop().create_future()
-        if not self._broken.done():
-            self._broken.set_exception(error)
-            self._broken.exception()  # marked as seen: whoever calls next_group gets it
+        self._broken = self._broken or error
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
 
 def _lost(request: EpisodeRequest) -> Trajectory:

@@ -8,18 +8,33 @@ from typing import Any
 import torch
 
 from rollenv.config.train import RolloutConfig, SamplingConfig
-from rollenv.inference.base import SamplingParams
+from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
+from rollenv.inference.proxy import LLMProxy
 from rollenv.inference.torch_engine import TorchEngine
 from rollenv.registration import EnvSpec, make
+from rollenv.rollout.buffer import BatchPlan
 from rollenv.rollout.env_pool import Environments, EnvPool, close_aside
 from rollenv.rollout.env_workers import WorkerPool
 from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.placement import declared, measured
+from rollenv.rollout.selection import Worth
+from rollenv.rollout.sources import Curriculum, InOrder, TaskSource
+from rollenv.seeding import TaskOrder, derive_seed
 
 
-def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
-    """An embedded engine with a copy of `model`."""
+def model_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> Engine:
+    """An engine with a copy of `model`, or as many behind a proxy as `config.replicas` says, one GPU after another."""
+    if config.replicas == 1:
+        return _torch_engine(model, tokenizer, device, config)
+    here = torch.cuda.device_count() if device == "cuda" else 0
+    devices = [f"cuda:{i % here}" if here else device for i in range(config.replicas)]
+    engines = [_torch_engine(model, tokenizer, on, config) for on in devices]
+    # An episode's own deadline passes first: a slow completion is that episode's misfortune, not its replica's death.
+    return LLMProxy(engines, stall_seconds=2 * config.generate_seconds)
+
+
+def _torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
     return TorchEngine(
         model,
         tokenizer=tokenizer,
@@ -61,6 +76,28 @@ def sampling_params(config: SamplingConfig, chat: ChatFormat, temperature: float
         top_p=config.top_p,
         stop_token_ids=(chat.end_of_turn_id,),
     )
+
+
+def batch_plan(config: RolloutConfig, worth: Worth) -> BatchPlan:
+    """What makes up a batch; `worth` is what an episode is worth to the trainer."""
+    return BatchPlan(
+        groups=config.groups,
+        size=config.group_size,
+        eta=config.eta,
+        filter_mode=config.filter,
+        max_refills=config.max_refills,
+        extra_groups=config.extra_groups,
+        extra_samples=config.extra_samples,
+        selection=config.selection,
+        worth=worth,
+    )
+
+
+def task_source(config: RolloutConfig, order: TaskOrder, seed: int) -> TaskSource:
+    """Where the tasks of a run come from."""
+    if config.curriculum == "success":
+        return Curriculum(order, derive_seed(seed, "curriculum"), config.curriculum_floor)
+    return InOrder(order)
 
 
 def episode_limits(config: RolloutConfig, spec: EnvSpec, context: int | None = None) -> EpisodeLimits:

@@ -15,12 +15,14 @@ import toys  # noqa: E402
 from rollenv.agents.llm import LLMAgent  # noqa: E402
 from rollenv.config.train import AlgoConfig, OptimConfig  # noqa: E402
 from rollenv.inference import SamplingParams, TorchEngine  # noqa: E402
+from rollenv.rollout.buffer import BatchPlan, SampleBuffer  # noqa: E402
 from rollenv.rollout.controller import RolloutController  # noqa: E402
 from rollenv.rollout.env_pool import EnvPool  # noqa: E402
 from rollenv.rollout.episode import EpisodeLimits  # noqa: E402
 from rollenv.rollout.groups import Group, GroupRequest  # noqa: E402
 from rollenv.rollout.play import ModelPlay  # noqa: E402
 from rollenv.rollout.scheduler import Scheduler  # noqa: E402
+from rollenv.rollout.sources import InOrder  # noqa: E402
 from rollenv.seeding import TaskOrder, derive_seed  # noqa: E402
 from rollenv.trainers.grpo import GRPOTrainer  # noqa: E402
 
@@ -95,7 +97,8 @@ async def synchronous() -> Run:
 async def asynchronous(env: type[toys.Colours], concurrency: int, **engine: Any) -> Run:
     run = Run(env, **engine)
     scheduler = Scheduler(run.play, concurrency)
-    controller = RolloutController(scheduler, run.order, GROUPS, SIZE, SEED, eta=0.0, filter_mode="keep")
+    plan = BatchPlan(GROUPS, SIZE, eta=0.0, filter_mode="keep")
+    controller = RolloutController(scheduler, SampleBuffer(plan, InOrder(run.order), SEED))
     try:
         for step in range(STEPS):
             batch = await controller.next_batch()

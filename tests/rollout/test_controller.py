@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 from collections import Counter
@@ -14,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout.fakes import ended, failed, of, run
 
-from rollenv.rollout.controller import Batch, RolloutController
+from rollenv.rollout.buffer import Batch, BatchPlan, SampleBuffer
+from rollenv.rollout.controller import RolloutController
 from rollenv.rollout.episode import EpisodeRequest
 from rollenv.rollout.groups import Group, GroupRequest
 from rollenv.rollout.scheduler import Scheduler
 from rollenv.rollout.selection import has_signal
-from rollenv.rollout.staleness import admissible, due
+from rollenv.rollout.sources import InOrder
+from rollenv.rollout.staleness import admissible, last_version, overdue
 from rollenv.seeding import TaskOrder
 from rollenv.trajectory import StopReason, Trajectory
 
@@ -53,12 +56,20 @@ def test_a_batch_is_always_admitted_before_it_is_due(eta: float, batch: int) -> 
         assert admissible(eta, version, batch, version * batch) >= batch
 
 
-def test_due_by_hand() -> None:
-    assert due(0, 5, 5)
-    assert not due(1, 5, 5)
-    assert due(1, 5, 4)
-    assert not due(0.5, 5, 5)
-    assert due(0.5, 5, 4)
+def test_deadlines_by_hand() -> None:
+    assert [last_version(eta, 5) for eta in (0, 0.5, 1, 1.5, 2)] == [5, 6, 6, 7, 7]
+
+
+@PATIENT
+@given(st.lists(st.integers(3, 8), max_size=8), st.integers(1, 3))
+def test_overdue_is_what_no_timetable_can_place(deadlines: list[int], batch: int) -> None:
+    """Against a timetable made by hand: the most urgent first, `batch` at a time."""
+    waiting, missed, version = sorted(deadlines), 0, 3
+    while waiting:
+        version += 1
+        missed += sum(deadline < version for deadline in waiting)
+        waiting = [deadline for deadline in waiting if deadline >= version][batch:]
+    assert overdue(deadlines, 3, batch) == missed
 
 
 # -- batches ---------------------------------------------------------------------------------------------------
@@ -95,7 +106,8 @@ class Loop:
     def __init__(self, play: Timed, batch: int, eta: float, concurrency: int = 16, **options: Any) -> None:
         self.play = play
         self.scheduler = Scheduler(play, concurrency)
-        self.controller = RolloutController(self.scheduler, ORDER, batch, 2, 11, eta, **options)
+        buffer = SampleBuffer(BatchPlan(batch, 2, eta, **options), InOrder(ORDER), 11)
+        self.controller = RolloutController(self.scheduler, buffer)
 
     async def step(self, thinking: int = 0) -> Batch:
         batch = await self.controller.next_batch()
@@ -210,6 +222,13 @@ def test_refill_replaces_groups_without_signal_up_to_its_bound(seed: int, refill
 # -- interruption and resume -----------------------------------------------------------------------------------
 
 
+def waiting(state: dict[str, Any]) -> list[int]:
+    """The groups that were begun and not yet given to the trainer."""
+    buffer = json.loads(json.dumps(state))["buffer"]
+    finished = [group["request"] for group in [*buffer["ready"], *buffer["idle"]]]
+    return [request["index"] for request in [*buffer["running"], *finished, *buffer["again"]]]
+
+
 @PATIENT
 @given(
     eta=ETAS,
@@ -239,7 +258,7 @@ def test_resume_plays_no_group_twice_and_skips_none(
         await asyncio.gather(pending, return_exceptions=True)
         await loop.scheduler.close()
         play = Timed(seed + 1, 6, flat=0.4)
-        play.version = state["version"]
+        play.version = state["buffer"]["version"]
         resumed = Loop(play, batch, eta, concurrency, filter_mode=mode)
         resumed.controller.load_state_dict(state)
         batches += [await resumed.step() for _ in range(3)]
@@ -247,7 +266,7 @@ def test_resume_plays_no_group_twice_and_skips_none(
         await resumed.scheduler.close()
         played = [group.request.index for b in batches for group in b.played]
         assert len(played) == len(set(played))
-        assert sorted(played + rest["again"]) == list(range(rest["cursor"]))  # none skipped
+        assert sorted(played + waiting(rest)) == list(range(rest["buffer"]["next_index"]))  # none skipped
         assert [b.version for b in batches] == list(range(len(batches)))
         assert all(max(b.staleness, default=0) <= math.ceil(eta) for b in batches)
         return batches, resumed
@@ -289,7 +308,7 @@ def test_without_staleness_an_interrupted_run_has_the_batches_of_an_uninterrupte
         await asyncio.gather(pending, return_exceptions=True)
         await first.scheduler.close()
         second = Loop(Timed(seed, 6, flat=0.5), 3, 0.0, filter_mode=mode, max_refills=2)
-        second.play.version = state["version"]
+        second.play.version = state["buffer"]["version"]
         second.controller.load_state_dict(state)
         while len(batches) < 4:
             batches.append(await second.step())

@@ -1,4 +1,4 @@
-"""Quarantine: who is taken out, who is not, and that a controller plays around them."""
+"""Quarantine: who is taken out, who is not, and that a source leaves them out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout.fakes import ended, failed, run
+from rollout.fakes import ended, failed
 
 from rollenv.errors import RollenvError
-from rollenv.rollout.controller import RolloutController
 from rollenv.rollout.episode import EpisodeRequest
 from rollenv.rollout.groups import Group, GroupRequest
-from rollenv.rollout.quarantine import Quarantine
-from rollenv.rollout.scheduler import Scheduler
+from rollenv.rollout.quarantine import Quarantine, Quarantined
+from rollenv.rollout.sources import Curriculum, InOrder
 from rollenv.seeding import TaskOrder
-from rollenv.trajectory import Failure, Trajectory
+from rollenv.trajectory import Failure
 
 TASKS = [f"t{i}" for i in range(5)]
 
@@ -38,22 +37,48 @@ def test_what_is_out_follows_from_the_counts_in_any_order(failures: list[str], a
     assert restored.state_dict() == quarantine.state_dict()
 
 
-@given(st.sets(st.sampled_from(TASKS), max_size=4), st.integers(0, 30), st.integers(0, 9))
-def test_the_next_free_place_is_the_first(out: set[str], place: int, seed: int) -> None:
-    order, quarantine = TaskOrder(TASKS, seed), Quarantine(1)
+def sources() -> Any:
+    return st.sampled_from([InOrder, lambda order: Curriculum(order, 5)])
+
+
+@given(sources(), st.sets(st.sampled_from(TASKS), max_size=4), st.integers(0, 9))
+def test_a_source_gives_what_it_would_without_those_in_quarantine(make: Any, out: set[str], seed: int) -> None:
+    quarantine = Quarantine(1)
+    source = Quarantined(make(TaskOrder(TASKS, seed)), quarantine, TASKS)
+    plain = make(TaskOrder(TASKS, seed))
+    assert [source.draw() for _ in range(3)] == [plain.draw() for _ in range(3)]
     for task in out:
         quarantine.failed(task)
-    found = quarantine.first_free(place, order.__getitem__)
-    assert order[found] not in out
-    assert all(order[passed] in out for passed in range(place, found))
+    given = [source.draw() for _ in range(20)]
+    expected = [draw for draw in (plain.draw() for _ in range(200)) if draw.task not in out]
+    assert given == expected[:20]
+
+
+@given(sources(), st.lists(st.sampled_from(TASKS), max_size=6), st.integers(0, 9))
+def test_a_source_continues_where_it_was(make: Any, failures: list[str], cut: int) -> None:
+    def fresh() -> tuple[Quarantine, Quarantined]:
+        quarantine = Quarantine(2)
+        return quarantine, Quarantined(make(TaskOrder(TASKS, 3)), quarantine, TASKS)
+
+    quarantine, source = fresh()
+    for task in failures[:-3]:
+        quarantine.failed(task)
+    for _ in range(cut):
+        draw = source.draw()
+        source.report(draw, len(draw.task), 5)
+    _, again = fresh()
+    again.load_state_dict(source.state_dict())
+    assert [again.draw() for _ in range(9)] == [source.draw() for _ in range(9)]
+    assert again.state_dict() == source.state_dict()
 
 
 def test_nothing_left_to_play_is_said() -> None:
-    order, quarantine = TaskOrder(TASKS, 0), Quarantine(1)
+    quarantine = Quarantine(1)
+    source = Quarantined(InOrder(TaskOrder(TASKS, 0)), quarantine, TASKS)
     for task in TASKS:
         quarantine.failed(task)
-    with pytest.raises(RollenvError, match=r"all tasks are in quarantine \(5 of them\).*quarantine_after=none"):
-        quarantine.first_free(3, order.__getitem__)
+    with pytest.raises(RollenvError, match=r"all 5 tasks are in quarantine.*quarantine_after=none"):
+        source.draw()
 
 
 def test_none_takes_nothing_out() -> None:
@@ -76,34 +101,3 @@ def test_only_faults_that_may_be_the_tasks_count() -> None:
     assert quarantine.book([with_failure(Failure("env", "crash", "", collateral=True))]) == []
     assert quarantine.book([with_failure(Failure("env", "timeout", ""))]) == ["a"]
     assert quarantine.book([with_failure(Failure("env", "timeout", ""))]) == []
-
-
-def test_a_controller_plays_around_a_task_that_fails_for_good(caplog: Any) -> None:
-    """Also after a resume."""
-    played: list[EpisodeRequest] = []
-
-    async def play(request: EpisodeRequest) -> Trajectory:
-        played.append(request)
-        return failed(request) if request.task == "t2" else ended(request, float(request.sample % 2))
-
-    def controller() -> RolloutController:
-        scheduler = Scheduler(play, 8, max_attempts=2)
-        return RolloutController(scheduler, TaskOrder(TASKS, 3), 5, 2, 11, quarantine=Quarantine(2))
-
-    async def main() -> None:
-        ours = controller()
-        for version in range(3):
-            await ours.next_batch()
-            ours.weights_updated(version + 1)
-        assert ours.quarantine.tasks == ["t2"]
-        theirs = controller()
-        theirs.load_state_dict(ours.state_dict())
-        before = len(played)
-        await theirs.next_batch()
-        assert "t2" not in {request.task for request in played[before:]}
-        await ours.scheduler.close()
-        await theirs.scheduler.close()
-
-    run(main())
-    assert sum(request.task == "t2" for request in played) == 2 * 2  # two samples, two attempts, once
-    assert "task 't2' is in quarantine" in caplog.text

@@ -111,6 +111,7 @@ def test_a_policy_improves_on_the_toy(model: Path, tmp_path: Path) -> None:
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "refill": {"rollout": {"filter": "refill", "max_refills": 3, "group_size": 2}},
+    "curriculum": {"rollout": {"curriculum": "success"}},
     "kl, minibatches, schedule": {
         "algo": {"kl_coef": 0.05},
         "optim": {"minibatches": 2, "epochs": 2, "schedule": "cosine", "warmup": 1},
@@ -185,7 +186,7 @@ def test_a_run_does_not_depend_on_where_its_environments_are(model: Path, tmp_pa
 
 
 def test_a_task_that_fails_for_good_is_in_quarantine_and_in_the_checkpoint(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     original = toys.Colours.reset
 
@@ -200,8 +201,9 @@ def test_a_task_that_fails_for_good_is_in_quarantine_and_in_the_checkpoint(
     lines = figures(tmp_path)
     assert [line["tasks_in_quarantine"] for line in lines if "tasks_in_quarantine" in line] == [1, 1, 1, 1]
     assert lines[-1]["episodes_failed"] == 4 * 3  # four samples, three attempts, in the first epoch only
-    state = checkpoint.newest(tmp_path).state()  # type: ignore[union-attr]
-    assert state["controller"]["quarantine"] == {"failures": {"colour-3": 4}}
+    state = checkpoint.newest(tmp_path).rollouts()  # type: ignore[union-attr]
+    assert state["buffer"]["source"]["quarantine"] == {"failures": {"colour-3": 4}}
+    assert "task 'colour-3' is in quarantine" in caplog.text
 
 
 def test_a_run_that_cannot_begin_leaves_no_process(tmp_path: Path) -> None:
@@ -244,9 +246,69 @@ def test_a_run_ahead_of_its_training_stays_within_its_bound_and_resumes(
     lines = figures(tmp_path)
     assert [line["step"] for line in lines] == list(range(6))
     assert all(line["staleness_max"] <= 1 for line in lines[1:])
-    state = checkpoint.newest(tmp_path).state()  # type: ignore[union-attr]
-    ledger = state["ledger"]
+    assert_balanced(tmp_path)
+
+
+def assert_balanced(folder: Path) -> None:
+    ledger = checkpoint.newest(folder).state()["ledger"]  # type: ignore[union-attr]
     assert ledger["dispatched"] == (ledger["finished"] + ledger["failed"] + ledger["cancelled"] + ledger["in_flight"])
+
+
+@pytest.mark.parametrize("selection", ["first", "unbiased"])
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+def test_a_run_with_redundant_rollouts_trains_full_batches(
+    model: Path, tmp_path: Path, eta: float, selection: str
+) -> None:
+    rollout = {"eta": eta, "extra_groups": 2, "extra_samples": 1, "selection": selection, "filter": "keep"}
+    run = train(config(tmp_path, rollout=rollout, steps=3), model)
+    for line in figures(tmp_path)[1:]:
+        assert line["groups"] == 4
+        assert line["episodes"] == 16
+        assert line["staleness_max"] <= eta
+    ledger = run.scheduler.ledger
+    assert ledger.cancelled + ledger.discarded > 0
+    assert ledger.balanced
+    assert_balanced(tmp_path)
+    rows = run.controller.bias.rows()
+    assert sum(row["trained"] for row in rows if row["by"] == "turns") == 3 * 16
+    assert all(row["trained"] <= row["dispatched"] for row in rows)
+
+
+@pytest.mark.parametrize("on_update", ["continue", "finish"])
+def test_new_weights_meet_running_episodes_as_chosen(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_update: str
+) -> None:
+    """An episode in flight when the weights change goes on with the new ones, or is played to its end by the old."""
+    slow_steps(monkeypatch)
+    rollout = {"eta": 1.0, "on_update": on_update, "concurrency": 4, "filter": "keep"}
+    groups: list[Any] = []
+
+    async def main() -> None:
+        run = TrainRun(config(tmp_path, rollout=rollout, steps=4), model)
+        original = run.trainer.step
+        run.trainer.step = lambda batch: groups.extend(batch) or original(batch)  # type: ignore[func-returns-value, method-assign, assignment]
+        await run.train()
+
+    asyncio.run(main())
+    episodes = [{v for turn in t.turns for v in turn.policy_versions} for g in groups for t in g.trainable]
+    assert any(len(versions) > 1 for versions in episodes) is (on_update == "continue")
+
+
+def test_replicas_make_the_episodes_that_one_engine_makes(model: Path, tmp_path: Path) -> None:
+    train(config(tmp_path / "one"), model)
+    train(config(tmp_path / "three", rollout={"replicas": 3}), model)
+    assert_equal_runs(tmp_path / "one", tmp_path / "three")
+
+
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps give way to the loop, so that episodes are spread over training steps."""
+    original = toys.Colours.astep
+
+    async def astep(env: Any, action: str) -> Any:
+        await asyncio.sleep(0.002)
+        return await original(env, action)
+
+    monkeypatch.setattr(toys.Colours, "astep", astep)
 
 
 def test_other_tasks_than_the_checkpoints_are_refused(model: Path, tmp_path: Path) -> None:
@@ -288,7 +350,7 @@ def test_a_bf16_engine_keeps_rotary_frequencies_exact(model: Path, tmp_path: Pat
 
 
 def written(tmp_path: Path, step: int, keep: int = 2) -> checkpoint.Checkpoint:
-    return checkpoint.write(tmp_path, step, toys.policy(), {"x": torch.ones(2)}, {"step": step}, keep)
+    return checkpoint.write(tmp_path, step, toys.policy(), {"x": torch.ones(2)}, {"step": step}, {"again": []}, keep)
 
 
 def contents(folder: Path) -> list[str]:
@@ -302,6 +364,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     last = checkpoint.newest(tmp_path)
     assert last is not None
     assert last.state() == {"step": 10}
+    assert last.rollouts() == {"again": []}
     assert last.tensors()["x"].tolist() == [1, 1]
 
 
@@ -340,7 +403,7 @@ def test_a_full_disk_is_one_sentence_and_older_checkpoints_stay_whole(
     with monkeypatch.context() as patch:
         FullDisk(patch, what)
         with pytest.raises(RollenvError) as refusal:
-            checkpoint.write(tmp_path, step, policy, {}, {"step": step, "new": True}, keep=1)
+            checkpoint.write(tmp_path, step, policy, {}, {"step": step, "new": True}, {}, keep=1)
     text = str(refusal.value)
     assert "No space left on device" in text
     assert "step-000001'" in text
@@ -363,7 +426,7 @@ def test_an_error_without_a_word_is_still_a_sentence(tmp_path: Path, monkeypatch
         written(tmp_path, 1)
 
 
-@pytest.mark.parametrize("name", ["state.json", "trainer.pt"])
+@pytest.mark.parametrize("name", ["state.json", "rollouts.json", "trainer.pt"])
 @pytest.mark.parametrize("damage", ["torn", "missing"])
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path, name: str, damage: str) -> None:
     made = written(tmp_path, 1)
@@ -373,7 +436,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path, name: s
     else:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(RollenvError, match=f"no whole {name}"):
-        made.state() if name == "state.json" else made.tensors()
+        {"state.json": made.state, "rollouts.json": made.rollouts, "trainer.pt": made.tensors}[name]()
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------
