@@ -1,13 +1,39 @@
-"""Where a run's figures go: `metrics.jsonl`, one object a step, and TensorBoard."""
+"""Where a run's figures go: `metrics.jsonl`, one object a step, `groups.jsonl`, one a group, and TensorBoard."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rollenv.errors import RollenvError
 from rollenv.files import write_atomically
+from rollenv.rollout.buffer import Batch
+
+
+class StepLog:
+    """A file of JSON lines, each of a `step`, that a resumed run continues.
+
+    Args:
+        step: keep what an earlier process wrote up to this step and drop what came later; 0 starts anew.
+
+    Raises:
+        RollenvError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        self._path = path
+        kept = [line for line in read_lines(path) if line["step"] <= step] if step else []
+        write_atomically(path, (json.dumps(line) + "\n" for line in kept))
+
+    def write(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Appends lines. Raises RollenvError when the disk refuses."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+        except OSError as error:
+            raise RollenvError(f"cannot write '{self._path}': {error.strerror}; make room, then --resume") from error
 
 
 class MetricsWriter:
@@ -15,42 +41,66 @@ class MetricsWriter:
 
     Args:
         run: the run's folder.
-        step: keep what an earlier session wrote up to this step and drop what came later (resume); 0 starts anew.
+        step: continue after this step; 0 starts anew.
     """
 
     def __init__(self, run: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._path = run / "metrics.jsonl"
-        kept = [line for line in read_metrics(run) if line["step"] <= step] if step else []
-        write_atomically(self._path, (json.dumps(line) + "\n" for line in kept))
+        self._figures = StepLog(run / "metrics.jsonl", step)
+        self._groups = StepLog(run / "groups.jsonl", step)
+        self._folder = run / "tensorboard"
         try:
-            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+            self._board = SummaryWriter(str(self._folder), purge_step=step + 1)
         except OSError as error:
-            raise RollenvError(f"cannot write '{run / 'tensorboard'}': {error.strerror}") from error
+            raise RollenvError(f"cannot write '{self._folder}': {error.strerror}") from error
 
     def write(self, figures: dict[str, Any]) -> None:
         """Writes the figures of a step, `step` among them. Raises RollenvError when the disk refuses."""
+        self._figures.write([figures])
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(figures) + "\n")
             for key, value in figures.items():
                 if isinstance(value, (int, float)) and key != "step":
                     self._board.add_scalar(key, value, figures["step"])
         except OSError as error:
-            raise RollenvError(f"cannot write '{self._path}': {error.strerror}; make room, then --resume") from error
+            raise RollenvError(f"cannot write '{self._folder}': {error.strerror}; make room, then --resume") from error
+
+    def write_groups(self, step: int, batch: Batch) -> None:
+        """Writes what each group of a batch was and what it came to. Raises RollenvError when the disk refuses."""
+        trained = {group.request.index for group in batch.groups}
+        self._groups.write(
+            {
+                "step": step,
+                "index": group.request.index,
+                "task": group.request.task,
+                "trained": group.request.index in trained,
+                "rewards": [t.reward for t in group.trainable],
+                "successes": [t.success for t in group.trainable],
+                "staleness": batch.version - group.oldest_version,
+            }
+            for group in batch.played
+        )
 
     def close(self) -> None:
         self._board.close()
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The figures written so far; a torn last line (the process was killed in mid-write) is left out."""
-    path = run / "metrics.jsonl"
-    figures = []
+    """The figures of a run's steps so far."""
+    return read_lines(run / "metrics.jsonl")
+
+
+def read_groups(run: Path) -> list[dict[str, Any]]:
+    """The groups that a run has played so far, a batch after the other."""
+    return read_lines(run / "groups.jsonl")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines written so far; a torn last one (the process was killed in mid-write) is left out."""
+    lines = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
-            figures.append(json.loads(line))
+            lines.append(json.loads(line))
         except json.JSONDecodeError:
             break
-    return figures
+    return lines

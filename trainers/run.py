@@ -224,6 +224,7 @@ class TrainRun:
         trained = time.perf_counter()
         self.step += 1
         await self._hand_over_weights()
+        self._metrics.write_groups(self.step, batch)
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rollenv.config import TrainConfig  # noqa: E402
 from rollenv.conformance.resources import Holdings, left_since  # noqa: E402
 from rollenv.errors import RollenvError  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
-from rollenv.trainers.metrics import MetricsWriter, read_metrics  # noqa: E402
+from rollenv.trainers.metrics import MetricsWriter, read_groups, read_metrics  # noqa: E402
 from rollenv.trainers.run import Interrupted, TrainRun  # noqa: E402
 
 Listener = Callable[[str, dict[str, Any]], None]
@@ -85,6 +86,7 @@ def weights(folder: Path) -> dict[str, Any]:
 
 def assert_equal_runs(a: Path, b: Path) -> None:
     assert figures(a) == figures(b)
+    assert read_groups(a) == read_groups(b)
     ours, theirs = weights(a), weights(b)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -247,6 +249,9 @@ def test_a_run_ahead_of_its_training_stays_within_its_bound_and_resumes(
     assert [line["step"] for line in lines] == list(range(6))
     assert all(line["staleness_max"] <= 1 for line in lines[1:])
     assert_balanced(tmp_path)
+    trained = Counter(line["index"] for line in read_groups(tmp_path))
+    assert len(trained) == 5 * 4
+    assert set(trained.values()) == {1}
 
 
 def assert_balanced(folder: Path) -> None:
