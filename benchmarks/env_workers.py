@@ -1,6 +1,6 @@
 """An environment that computes for milliseconds: on the event loop, on threads, in worker processes. Side by side.
 
-    python benchmarks/env_workers.py [--json FILE] [--steps 360] [--milliseconds 4] [--episodes 32]
+    python benchmarks/env_workers.py [--json FILE] [--steps 192] [--milliseconds 4] [--episodes 16]
 
 Every placement plays the same episodes with the same scripted agent; the rounds alternate, and medians are printed. The
 longest stall is how late a task on the same loop was that wanted to run every 5 ms: what all other episodes, the engine
@@ -79,9 +79,9 @@ class Adder:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--steps", type=int, default=360, help="steps of each round")
+    parser.add_argument("--steps", type=int, default=192, help="steps of each round")
     parser.add_argument("--milliseconds", type=float, default=4.0, help="what a step computes")
-    parser.add_argument("--episodes", type=int, default=32, help="episodes in flight")
+    parser.add_argument("--episodes", type=int, default=16, help="episodes in flight")
     arguments = parser.parse_args()
     figures = measure(arguments)
     if arguments.json:
