@@ -23,7 +23,7 @@ from rollenv.agents.llm import LLMAgent
 from rollenv.errors import RollenvError
 from rollenv.inference import SamplingParams
 from rollenv.registration import EnvSpec
-from rollenv.rollout import env_worker
+from rollenv.rollout import env_worker, env_workers
 from rollenv.rollout.controller import collect
 from rollenv.rollout.env_pool import Environments, EnvPool
 from rollenv.rollout.env_workers import WorkerPool, portable
@@ -290,6 +290,24 @@ def test_random_faults_leave_the_books_in_order(pools: Pools, tmp_path: Path) ->
     guilty = deadly | {task for task in tasks if task.startswith("raise")}
     assert ledger.failed - ledger.failures["env/collateral"] == len(guilty)
     assert sum(t.attempt for t in episodes) == len(guilty)
+
+
+def test_an_environment_that_hangs_in_closing_is_nobodys_fault_but_its_own(pools: Pools, monkeypatch: Any) -> None:
+    monkeypatch.setattr(env_workers, "CLOSE_SECONDS", 0.5)
+
+    async def main() -> None:
+        pool = pools(1)
+        hangs, neighbour = [await pool.acquire() for _ in range(2)]
+        await hangs.areset(seed=1, options={"task": "close hang-1"})
+        await neighbour.areset(seed=1, options={"task": "good-1"})
+        pool.release(hangs, healthy=False)
+        with pytest.raises(Fault) as caught:
+            await neighbour.astep("x")  # it waits behind the one that closes
+        assert caught.value.collateral
+        assert pool.deaths == 1
+        pool.release(neighbour, healthy=False)
+
+    run(main())
 
 
 # -- cancellation and limits -----------------------------------------------------------------------------------
