@@ -80,8 +80,10 @@ class TrainRun:
         self.step = 0
         self._result: dict[str, Any] = {}
         self._figures: dict[str, Any] | None = None  # of a step whose evaluation is still to come
-        self._prepare_world()
+        self.spec: EnvSpec = spec(config.env)
+        self._pool = env_pool(self.spec, config.env_args, config.rollout)
         try:
+            self._prepare_world()
             self._prepare_policy(resume)
             self._prepare_rollouts(resume)
             self._metrics = MetricsWriter(self.folder, self.step)
@@ -93,8 +95,6 @@ class TrainRun:
 
     def _prepare_world(self) -> None:
         config = self.config
-        self.spec: EnvSpec = spec(config.env)
-        self._pool = env_pool(self.spec, config.env_args, config.rollout)
         self.tasks = self._pool.tasks
         self.agent = make_agent(self.spec, config.agent.name, config.agent.arguments)
         size = min(config.eval.episodes, len(self.tasks.ids(config.eval.split)))

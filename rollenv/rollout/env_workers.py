@@ -20,7 +20,7 @@ from typing import Any
 from rollenv.core import TextEnv
 from rollenv.errors import RollenvError
 from rollenv.registration import EnvSpec
-from rollenv.rollout.env_pool import CLOSE_SECONDS, Gate
+from rollenv.rollout.env_pool import CLOSE_SECONDS, Gate, close_aside
 from rollenv.rollout.env_wire import Request, Setup
 from rollenv.rollout.env_worker import START_SECONDS, Worker, collateral
 from rollenv.rollout.episode import EpisodeLimits, describe
@@ -87,6 +87,7 @@ class WorkerPool:
         n_workers: processes; None: one per core that this process may use.
         reset_seconds: deadline of a reset.
         step_seconds: deadline of a step.
+        owner: the environment of this process that `tasks` come from; it is closed with the pool.
 
     Raises:
         RollenvError: the environment cannot be made in another process.
@@ -100,8 +101,9 @@ class WorkerPool:
         n_workers: int | None = None,
         reset_seconds: float = 60.0,
         step_seconds: float = 60.0,
+        owner: TextEnv | None = None,
     ) -> None:
-        self.tasks = tasks
+        self.tasks, self._owner = tasks, owner
         self._spec = spec
         self._seconds = (reset_seconds, step_seconds)
         self._setup = Setup(list(sys.path), os.environ.get("PYTHONPATH"), portable(spec, arguments))
@@ -174,6 +176,9 @@ class WorkerPool:
         for worker in self._gone:
             worker.process.wait()
         self._gone.clear()
+        if self._owner is not None:
+            close_aside([self._owner])
+            self._owner = None
 
     def _start(self) -> None:
         worker = Worker(self._setup, max(*self._seconds, START_SECONDS), self._on_end)

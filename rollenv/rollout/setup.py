@@ -62,9 +62,8 @@ def env_pool(spec: EnvSpec, arguments: Mapping[str, Any], config: RolloutConfig)
         if not unused:
             close_aside([first])
         return pool
-    tasks = first.tasks
-    close_aside([first])
-    return WorkerPool(spec, arguments, tasks, config.env_workers or None, config.reset_seconds, config.step_seconds)
+    seconds = (config.reset_seconds, config.step_seconds)
+    return WorkerPool(spec, arguments, first.tasks, config.env_workers or None, *seconds, owner=first)
 
 
 def sampling_params(config: SamplingConfig, chat: ChatFormat, temperature: float | None = None) -> SamplingParams:

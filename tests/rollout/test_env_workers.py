@@ -210,9 +210,9 @@ def test_neighbours_of_a_dead_environment_are_collateral_and_lose_no_try(
 
 
 def test_waiting_for_neighbours_makes_nobody_late(pools: Pools) -> None:
-    """Thirty environments compute 0.1 s each in one process; a deadline of 2 s holds for each, not for the queue."""
-    pool = pools(1, seconds=2.0, work=0.1)
-    episodes, ledger = played(pool, [f"good-{i}" for i in range(15)], concurrency=30, max_turns=1)
+    """Forty environments take 0.1 s each in one process; a deadline of 3 s holds for each, not for the queue."""
+    pool = pools(1, seconds=3.0, nap=0.1)
+    episodes, ledger = played(pool, [f"good-{i}" for i in range(20)], concurrency=40, max_turns=1)
     assert ledger.failed == 0
     assert all(t.stop is StopReason.MAX_TURNS for t in episodes)
 

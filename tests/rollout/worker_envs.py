@@ -26,14 +26,14 @@ class Faulty(TextEnv):
     Args:
         once: a folder that remembers what went wrong already; then it goes well. None: it always goes wrong.
         pids: a folder that gets a file named as the process that hosts it.
-        work: seconds of computing in each step.
+        nap: seconds that each step takes.
         helper: whether it has a process of its own.
     """
 
     def __init__(
-        self, once: str | None = None, pids: str | None = None, work: float = 0.0, helper: bool = False
+        self, once: str | None = None, pids: str | None = None, nap: float = 0.0, helper: bool = False
     ) -> None:
-        self._once, self._work = once, work
+        self._once, self._nap = once, nap
         self._helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) if helper else None
         for pid in (os.getpid(), *([self._helper.pid] if self._helper else [])):
             if pids is not None:
@@ -53,9 +53,7 @@ class Faulty(TextEnv):
 
     def step(self, action: str) -> Any:
         self._at += 1
-        until = time.thread_time() + self._work
-        while time.thread_time() < until:
-            pass
+        time.sleep(self._nap)
         observation, end = f"{self._task}:{self.np_random.integers(100)}:{action}", self._at == 3
         info: dict[str, Any] = {"task": self._task}
         if end:
