@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -49,7 +50,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         OSError: it cannot be made or moved.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary, lock = _locked_folder(path)
     try:
         yield temporary
         for file in temporary.rglob("*"):
@@ -65,6 +66,58 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        os.close(lock)
+
+
+def sweep_folders(parent: Path, prefix: str) -> None:
+    """Clears away what processes that were killed inside `new_folder` left in `parent`, for paths that begin with
+    `prefix`: half-made folders go, and a folder that had only stepped aside comes back.
+
+    What a living process is filling is left alone: it holds a lock on it, which the system takes away when it dies.
+    """
+    for folder in sorted(parent.glob(f".{prefix}*")) if parent.is_dir() else ():
+        maker = folder.with_name(folder.name.removesuffix(".old"))
+        name = maker.name[1:].rpartition(".")[0]
+        if not name or not folder.is_dir():
+            continue
+        with _claimed(maker) as nobodys:
+            if nobodys and folder != maker and not (parent / name).exists():
+                with contextlib.suppress(OSError):
+                    os.replace(folder, parent / name)
+            if nobodys:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked_folder(path: Path) -> tuple[Path, int]:
+    """A new folder beside `path` and the descriptor that holds its lock."""
+    while True:
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        lock = os.open(temporary, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # some network file systems have no locks: then nobody sweeps, either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if temporary.is_dir():
+            return temporary, lock
+        os.close(lock)  # swept in the moment before it was locked
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[bool]:
+    """Whether no process is filling `folder` (False where nobody can know), and none begins to within the block."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        yield isinstance(error, FileNotFoundError)
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
+    except OSError:
+        free = False
+    try:
+        yield free
+    finally:
+        os.close(descriptor)
 
 
 def _put_in_place(folder: Path, path: Path) -> None:

@@ -45,6 +45,15 @@ class Failure:
     message: str
     turn: int | None = None
     collateral: bool = False
+    injected: str = ""
+    """Name of the fault that was injected on purpose and caused this one; empty for a real fault."""
+
+    @property
+    def label(self) -> str:
+        """What it is counted as: `env/timeout`, `env/collateral` when another is to blame, `injected/env_hang`."""
+        if self.injected:
+            return f"injected/{self.injected}"
+        return f"{self.where}/{'collateral' if self.collateral else self.kind}"
 
 
 @dataclass(slots=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rollenv.errors import RollenvError
-from rollenv.files import new_folder, write_atomically
+from rollenv.files import new_folder, sweep_folders, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -135,3 +137,71 @@ def test_at_no_moment_is_there_half_a_folder(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: (look(), real_rmtree(*a, **k), look()))
     fill(path, "new")
     assert states == ["old", None, None, "new", "new", "new"]
+
+
+# -- what killed processes leave ---------------------------------------------------------------------------------
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from rollenv.files import new_folder
+
+def die(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[2] == "moving":
+    move = os.replace
+    os.replace = lambda a, b: (move(a, b), die())
+elif sys.argv[2] == "moved":
+    shutil.rmtree = die
+with new_folder(Path(sys.argv[1])) as folder:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "a").write_text("new")
+    if sys.argv[2] == "filling":
+        die()
+    elif sys.argv[2] == "waiting":
+        print("filling", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "before", "after"),
+    [
+        ("filling", "old", "old"),
+        ("filling", None, None),
+        ("moving", "old", "old"),
+        ("moving", None, "new"),
+        ("moved", "old", "new"),
+    ],
+)
+def test_what_a_killed_process_left_is_swept_and_nothing_whole_is_lost(
+    tmp_path: Path, when: str, before: str | None, after: str | None
+) -> None:
+    path = tmp_path / "step-1"
+    if before is not None:
+        fill(path, before)
+    assert subprocess.run([sys.executable, "-c", KILLED, str(path), when], check=False).returncode == -9
+    (tmp_path / ".other.abc").mkdir()
+    (tmp_path / ".step-1.file").write_text("no folder of ours")
+    sweep_folders(tmp_path, "step-")
+    assert names(tmp_path) == sorted([".other.abc", ".step-1.file", *(["step-1"] if after else [])])
+    assert after is None or (path / "sub" / "a").read_text() == after
+
+
+def test_what_a_living_process_is_filling_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "step-1"
+    command = [sys.executable, "-c", KILLED, str(path), "waiting"]
+    with (
+        new_folder(tmp_path / "step-2"),
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "filling\n"
+        there = names(tmp_path)
+        sweep_folders(tmp_path, "step-")
+        assert names(tmp_path) == there
+        assert len(there) == 2
+        process.communicate("")
+    assert names(tmp_path) == ["step-1", "step-2"]
+    sweep_folders(tmp_path / "nowhere", "step-")

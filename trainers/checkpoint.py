@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rollenv.errors import RollenvError
-from rollenv.files import new_folder
+from rollenv.files import new_folder, sweep_folders
 from rollenv.trainers.policy import Policy
 
 _NAME = re.compile(r"step-(\d+)")
@@ -92,6 +92,11 @@ def write(
     for old in stale + [other for other in others if other.step < step][: -keep + 1 or None]:
         shutil.rmtree(old.folder, ignore_errors=True)
     return Checkpoint(folder, step)
+
+
+def sweep(run: Path) -> None:
+    """Clears away checkpoints that a killed process left half written; to be called when a run begins or goes on."""
+    sweep_folders(run / "checkpoints", "step-")
 
 
 def found(run: Path) -> list[Checkpoint]:

@@ -26,12 +26,17 @@ from rollenv.files import write_atomically
 from rollenv.registration import EnvSpec, spec
 from rollenv.rollout.bias import BiasReport
 from rollenv.rollout.buffer import Batch, SampleBuffer
+from rollenv.rollout.chaos import Chaos
 from rollenv.rollout.controller import RolloutController
+from rollenv.rollout.episode import EpisodeLimits
+from rollenv.rollout.figures import batch_figures, latency_figures, waste_figures
+from rollenv.rollout.layers import MakeLayer
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
 from rollenv.rollout.quarantine import Quarantine, Quarantined
 from rollenv.rollout.scheduler import Scheduler
 from rollenv.rollout.setup import batch_plan, env_pool, episode_limits, model_engine, sampling_params, task_source
+from rollenv.rollout.timeline import TRAINER, Timeline, span
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.data import trained_return
@@ -62,6 +67,7 @@ class TrainRun:
         model: the model folder or hub name to start from.
         resume: a checkpoint to continue from.
         on_figures: gets figures as they come.
+        timeline: draws the run when given; `train` closes it.
     """
 
     def __init__(
@@ -70,11 +76,13 @@ class TrainRun:
         model: str | Path,
         resume: checkpoint.Checkpoint | None = None,
         on_figures: OnFigures = lambda kind, figures: None,
+        timeline: Timeline | None = None,
     ) -> None:
         if config.out is None:
             raise ValueError("a run needs config.out")
-        self.config, self._on_figures = config, on_figures
+        self.config, self._on_figures, self._timeline = config, on_figures, timeline
         self.folder = Path(config.out)
+        checkpoint.sweep(self.folder)
         self._model = str(model)
         self._stop = asyncio.Event()
         self.step = 0
@@ -112,11 +120,14 @@ class TrainRun:
             tensors = resume.tensors()
             self.trainer.load_state_dict(tensors["trainer"])
             torch.set_rng_state(tensors["torch_rng"])
-        self.engine = model_engine(model, tokenizer, device, config.rollout)
+        self.engine = model_engine(model, tokenizer, device, config.rollout, self._timeline)
 
     def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
         config, state = self.config, resume.state() if resume else None
         ledger = Ledger.from_dict(state["ledger"]) if state else Ledger()
+        # What was in flight died with the last process. No step has cancelled it.
+        self._boundary = Ledger.from_dict(state["boundary"]) if state else Ledger()
+        self._boundary.cancelled += ledger.in_flight
         ledger.abandon()
         bias = BiasReport()
         self.scheduler = Scheduler(
@@ -127,6 +138,8 @@ class TrainRun:
             straggler_seconds=config.rollout.straggler_seconds,
             on_episode=bias.ended,
         )
+        if self._timeline is not None:
+            self._timeline.queue_depth = lambda: self.scheduler.queued
         plan = batch_plan(config.rollout, lambda trajectory: trained_return(trajectory, config.algo))
         order = TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks"))
         self.quarantine = Quarantine(config.rollout.quarantine_after)
@@ -155,7 +168,13 @@ class TrainRun:
         config, chat = self.config, self.policy.chat
         limits = episode_limits(config.rollout, self.spec, self.engine.max_length)
         sampling = sampling_params(config.sampling, chat, temperature)
-        return ModelPlay(self._pool, self.spec.id, self.agent, self.engine, chat, sampling, limits, label)
+        layers = self._layers(limits)
+        return ModelPlay(self._pool, self.spec.id, self.agent, self.engine, chat, sampling, limits, label, layers)
+
+    def _layers(self, limits: EpisodeLimits) -> tuple[MakeLayer, ...]:
+        """What stands between episodes and the world: injected faults next to it, who draws them in front."""
+        chaos = Chaos(self.config.inject, self.config.seed, limits) if self.config.inject.active else None
+        return tuple(each.layer for each in (chaos, self._timeline) if each is not None)
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -192,6 +211,8 @@ class TrainRun:
             self.trainer.close()
             self._pool.close()
             self._metrics.close()
+            if self._timeline is not None:
+                self._timeline.close()
 
     def _due(self, every: int) -> bool:
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
@@ -201,7 +222,8 @@ class TrainRun:
         figures = self._figures
         assert figures is not None
         if self._due(self.config.eval.every) or self.step == 0:
-            self._result = await self._evaluate()
+            with span(self._timeline, "evaluation", step=self.step):
+                self._result = await self._evaluate()
             figures = {"success": self._result["eval_success"], "reward": self._result["eval_reward"]} | (
                 {"seconds": self._result["eval_seconds"]} | figures | self._result
             )
@@ -211,28 +233,36 @@ class TrainRun:
             self._checkpoint()
 
     async def _one_step(self) -> dict[str, Any]:
-        began = time.perf_counter()
-        batch = await self._interruptible(self.controller.next_batch())
-        # Here, not as groups finish: what a seed decides must not depend on who was first.
-        for task in self.quarantine.book(batch.played):
-            log.warning("task '%s' is in quarantine: its episodes failed for good too often", task)
-        played = time.perf_counter()
-        if self.config.rollout.eta > 0:
-            figures = await asyncio.to_thread(self.trainer.step, batch.groups)
-        else:
-            figures = self.trainer.step(batch.groups)
-        trained = time.perf_counter()
-        self.step += 1
-        await self._hand_over_weights()
+        with span(self._timeline, f"step {self.step + 1}"):
+            began, queue = time.perf_counter(), self.scheduler.queued
+            with span(self._timeline, "rollout wait"):
+                batch = await self._interruptible(self.controller.next_batch())
+            # Here, not as groups finish: what a seed decides must not depend on who was first.
+            for task in self.quarantine.book(batch.played):
+                log.warning("task '%s' is in quarantine: its episodes failed for good too often", task)
+            queues = {"queue_begin": float(queue), "queue_end": float(self.scheduler.queued)}
+            played = time.perf_counter()
+            with span(self._timeline, "train", groups=len(batch.groups)):
+                figures = await self._learn(batch)
+            trained = time.perf_counter()
+            self.step += 1
+            with span(self._timeline, "weight sync", version=self.step):
+                await self._hand_over_weights()
         self._metrics.write_groups(self.step, batch)
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
-        figures |= {f"episodes_{key}": value for key, value in self._ledger_figures().items()}
+        figures |= latency_figures([t for group in batch.played for t in group.trajectories]) | queues
         figures["tasks_in_quarantine"] = len(self.quarantine)
-        figures = {"step": self.step, **figures}
+        figures = {"step": self.step, **figures, **self._ledger_figures()}
+        self._draw_figures(figures)
         self._on_figures("step", figures)
         return figures
+
+    async def _learn(self, batch: Batch) -> dict[str, Any]:
+        if self.config.rollout.eta > 0:
+            return await asyncio.to_thread(self.trainer.step, batch.groups)
+        return self.trainer.step(batch.groups)
 
     async def _hand_over_weights(self) -> None:
         finish = self.config.rollout.on_update == "finish"
@@ -243,10 +273,18 @@ class TrainRun:
             self.scheduler.go_on()
         self.controller.weights_updated(self.step)
 
-    def _ledger_figures(self) -> dict[str, int]:
-        ledger = self.scheduler.ledger
-        names = ("failed", "discarded", "retried", "wasted_tokens")
-        return {name: getattr(ledger, name) for name in names}
+    def _ledger_figures(self) -> dict[str, float]:
+        """What the ledger says of the whole run, and of the step that ends here, which is a boundary."""
+        ledger, before = self.scheduler.ledger, self._boundary
+        self._boundary = Ledger.from_dict(ledger.to_dict())
+        totals = ("failed", "discarded", "retried", "wasted_tokens")
+        return {f"episodes_{name}": getattr(ledger, name) for name in totals} | waste_figures(before, ledger)
+
+    def _draw_figures(self, figures: dict[str, Any]) -> None:
+        if self._timeline is not None:
+            mean, most = figures["staleness_mean"], figures["staleness_max"]
+            self._timeline.counter(TRAINER, "staleness", mean=mean, max=most)
+            self._timeline.flush()
 
     async def _interruptible(self, work: Any) -> Any:
         """Awaits `work`; when a stop is asked for first, checkpoints the state of the last boundary and raises."""
@@ -282,38 +320,23 @@ class TrainRun:
         return figures
 
     def _checkpoint(self) -> checkpoint.Checkpoint:
+        with span(self._timeline, "checkpoint", step=self.step):
+            written = self._write_checkpoint()
+        self._on_figures("checkpoint", {"step": self.step, "folder": str(written.folder)})
+        return written
+
+    def _write_checkpoint(self) -> checkpoint.Checkpoint:
         tensors = {"trainer": self.trainer.state_dict(), "torch_rng": torch.get_rng_state()}
         state = {
             "step": self.step,
             "config": self.config.model_dump(mode="json"),
             "model": self._model,
             "ledger": self.scheduler.ledger.to_dict(),
+            "boundary": self._boundary.to_dict(),
             "tasks_sha256": self.tasks_sha256,
             "figures": self._figures,
         }
         rollouts = self.controller.state_dict()
         write_atomically(self.folder / "bias.json", [json.dumps(self.controller.bias.rows(), indent=1)])
         keep = self.config.checkpoint.keep
-        written = checkpoint.write(self.folder, self.step, self.policy, tensors, state, rollouts, keep)
-        self._on_figures("checkpoint", {"step": self.step, "folder": str(written.folder)})
-        return written
-
-
-def batch_figures(batch: Batch) -> dict[str, float]:
-    """What a batch was like: success, reward, length, invalid actions, tokens, staleness."""
-    episodes = [t for group in batch.played for t in group.trainable]
-    n = max(1, len(episodes))
-    turns = sum(len(t.turns) for t in episodes)
-    return {
-        "success": sum(bool(t.success) for t in episodes) / n,
-        "reward": sum(t.reward for t in episodes) / n,
-        "turns": turns / n,
-        "invalid_actions": sum(not turn.valid_action for t in episodes for turn in t.turns) / max(1, turns),
-        "episodes": float(len(episodes)),
-        "groups": float(len(batch.groups)),
-        "groups_without_signal": float(len(batch.idle)),
-        "tokens": float(sum(t.n_prompt_tokens + t.n_completion_tokens for t in episodes)),
-        "completion_tokens": float(sum(t.n_completion_tokens for t in episodes)),
-        "staleness_max": float(max(batch.staleness, default=0)),
-        "staleness_mean": sum(batch.staleness) / max(1, len(batch.staleness)),
-    }
+        return checkpoint.write(self.folder, self.step, self.policy, tensors, state, rollouts, keep)

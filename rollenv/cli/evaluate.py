@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollenv.cli.models import resolve_model
-from rollenv.cli.options import ConfigOption, EnvOption, ImportOption, SeedOption, Settings, as_words, import_user_code
+from rollenv.cli.options import (
+    ConfigOption,
+    EnvOption,
+    ImportOption,
+    InjectOption,
+    SeedOption,
+    Settings,
+    TimelineOption,
+    as_words,
+    import_user_code,
+    inject_words,
+)
 from rollenv.cli.show import Bar, percent, with_interval
 from rollenv.errors import RollenvError
 
@@ -20,12 +32,15 @@ if TYPE_CHECKING:
     from rollenv.evaluation.evaluate import Summary
     from rollenv.registration import EnvSpec
     from rollenv.rollout.env_pool import Environments
+    from rollenv.rollout.episode import EpisodeLimits
+    from rollenv.rollout.layers import MakeLayer
     from rollenv.rollout.play import Play
+    from rollenv.rollout.timeline import Timeline
     from rollenv.tasks import Panel
     from rollenv.trajectory import Trajectory
 
 DEFAULT_EPISODES = 200
-READ_HERE = ("env", "env_args.", "agent.", "sampling.", "rollout.", "device", "threads")
+READ_HERE = ("env", "env_args.", "agent.", "sampling.", "rollout.", "inject.", "device", "threads")
 NOT_READ = (
     "sampling.temperature",
     "rollout.groups",
@@ -59,15 +74,21 @@ def evaluate(
         Path | None, typer.Option("--out", metavar="DIR", help="Write summary.json and trajectories.jsonl there.")
     ] = None,
     config: ConfigOption = None,
+    inject: InjectOption = None,
+    timeline: TimelineOption = False,
     imports: ImportOption = None,
 ) -> None:
     """Measure an agent or a model: success rate with its 95% confidence interval, mean score, mean turns."""
     import_user_code(imports)
     if out is not None and out.exists() and not out.is_dir():
         raise RollenvError(f"--out {out} is a file: give a folder")
-    plan = _planned(env, settings or [], config, agent, model, {"rollout.concurrency": concurrency})
+    if timeline and out is None:
+        raise RollenvError("--timeline needs a folder to write timeline.json into: say --out DIR")
+    plan = _planned(
+        env, [*inject_words(inject), *(settings or [])], config, agent, model, {"rollout.concurrency": concurrency}
+    )
     temperature = plan.config.eval.temperature if temperature is None else temperature
-    order = _Order(split, episodes, samples, temperature, seed or 0, out)
+    order = _Order(split, episodes, samples, temperature, seed or 0, out, timeline)
     summary, failure = asyncio.run(_carry_out(plan, order))
     _tell(plan, summary, failure)
 
@@ -93,6 +114,7 @@ class _Order:
     temperature: float
     seed: int
     out: Path | None
+    timeline: bool = False
 
 
 def _planned(
@@ -135,14 +157,16 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
     """Plays the panel, writes the results, and returns them with what the first failure was ("" for none)."""
     from rollenv.evaluation.evaluate import play_panel, summarize, write_results
     from rollenv.rollout.setup import env_pool
+    from rollenv.rollout.timeline import Timeline
     from rollenv.seeding import derive_seed
 
     config = plan.config
     pool = env_pool(plan.spec, config.env_args, config.rollout)
     close: Any = None
+    timeline = Timeline(order.out / "timeline.json") if order.timeline and order.out is not None else None
     try:
         panel = _panel(pool, order)
-        play, close = _player(plan, order, pool)
+        play, close = _player(plan, order, pool, timeline)
         with Bar("episodes") as bar:
             trajectories = await play_panel(
                 play,
@@ -157,6 +181,10 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
         if close is not None:
             await close()
         pool.close()
+        if timeline is not None:
+            timeline.close()
+            if timeline.failure:
+                print(timeline.failure, file=sys.stderr)
     summary = summarize(plan.spec.id, panel, trajectories)
     failure = _first_failure(trajectories)
     if summary.failed == summary.episodes:
@@ -172,14 +200,22 @@ def _panel(pool: Environments, order: _Order) -> Panel:
     return tasks.panel(order.split, default if order.episodes is None else order.episodes)
 
 
-def _player(plan: _Plan, order: _Order, pool: Environments) -> tuple[Play, Any]:
+def _layers(plan: _Plan, order: _Order, limits: EpisodeLimits, timeline: Timeline | None) -> tuple[MakeLayer, ...]:
+    """What stands between episodes and the world: injected faults next to it, who draws them in front."""
+    from rollenv.rollout.chaos import Chaos
+
+    chaos = Chaos(plan.config.inject, order.seed, limits) if plan.config.inject.active else None
+    return tuple(each.layer for each in (chaos, timeline) if each is not None)
+
+
+def _player(plan: _Plan, order: _Order, pool: Environments, timeline: Timeline | None) -> tuple[Play, Any]:
     """How to play an episode, and how to close what that needs."""
     from rollenv.agents import make_agent
     from rollenv.rollout.play import ScriptedPlay
     from rollenv.rollout.setup import episode_limits
 
     if plan.model is not None:
-        return _model_player(plan, order, pool, plan.model)
+        return _model_player(plan, order, pool, plan.model, timeline)
 
     async def nothing() -> None:
         return None
@@ -187,10 +223,13 @@ def _player(plan: _Plan, order: _Order, pool: Environments) -> tuple[Play, Any]:
     def fresh_agent() -> Any:
         return make_agent(plan.spec, plan.agent_name, plan.agent)
 
-    return ScriptedPlay(pool, plan.spec.id, fresh_agent, episode_limits(plan.config.rollout, plan.spec)), nothing
+    limits = episode_limits(plan.config.rollout, plan.spec)
+    return ScriptedPlay(pool, plan.spec.id, fresh_agent, limits, _layers(plan, order, limits, timeline)), nothing
 
 
-def _model_player(plan: _Plan, order: _Order, pool: Environments, path: str) -> tuple[Play, Any]:
+def _model_player(
+    plan: _Plan, order: _Order, pool: Environments, path: str, timeline: Timeline | None
+) -> tuple[Play, Any]:
     from rollenv.agents import make_agent
     from rollenv.inference.chat import ChatFormat
     from rollenv.rollout.play import ModelPlay
@@ -202,16 +241,18 @@ def _model_player(plan: _Plan, order: _Order, pool: Environments, path: str) -> 
     device = choose_device(config.device, config.threads)
     model, tokenizer = load_model(path)
     chat = ChatFormat(tokenizer)
-    engine = model_engine(model, tokenizer, device, config.rollout)
+    engine = model_engine(model, tokenizer, device, config.rollout, timeline)
     sampling = sampling_params(config.sampling, chat, order.temperature)
     agent = make_agent(plan.spec, plan.agent_name, plan.agent)
     limits = episode_limits(config.rollout, plan.spec, engine.max_length)
-    return ModelPlay(pool, plan.spec.id, agent, engine, chat, sampling, limits, "eval"), engine.close
+    layers = _layers(plan, order, limits, timeline)
+    return ModelPlay(pool, plan.spec.id, agent, engine, chat, sampling, limits, "eval", layers), engine.close
 
 
 def _facts(plan: _Plan, order: _Order) -> dict[str, Any]:
     who = {"agent": plan.agent_name, "agent_args": plan.agent, "model": plan.model, "env_args": plan.config.env_args}
-    return who | {"seed": order.seed, "samples": order.samples, "temperature": order.temperature}
+    injected = {"inject": plan.config.inject.model_dump()} if plan.config.inject.active else {}
+    return who | {"seed": order.seed, "samples": order.samples, "temperature": order.temperature} | injected
 
 
 def _first_failure(trajectories: Sequence[Trajectory]) -> str:

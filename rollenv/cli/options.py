@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollenv.errors import RollenvError
+from rollenv.errors import RollenvError, did_you_mean
 
 EnvOption = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment; 'rollenv envs' lists them.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings to start from.")]
@@ -20,6 +20,18 @@ SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Dec
 ImportOption = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="FILE.py|MODULE", help="Import this first (it may register environments)."),
+]
+InjectOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inject",
+        metavar="FAULT=P ...",
+        help="Break things on purpose: env_crash, env_hang, slow_env, engine_error, engine_hang, each with its "
+        "probability per call.",
+    ),
+]
+TimelineOption = Annotated[
+    bool, typer.Option("--timeline", help="Draw the run into timeline.json, for ui.perfetto.dev.")
 ]
 Settings = Annotated[
     list[str] | None,
@@ -48,6 +60,26 @@ def import_user_code(names: Iterable[str] | None) -> None:
             raise
         except Exception as error:
             raise RollenvError(f"--import {name}: {type(error).__name__}: {error}{_line_of(error)}") from error
+
+
+def inject_words(faults: Iterable[str] | None) -> list[str]:
+    """`--inject env_crash=0.02` as words of the settings. (What follows it, `env_hang=0.01`, is one already.)
+
+    Raises:
+        RollenvError: there is no such fault.
+
+    >>> inject_words(["env_crash=0.02,slow_env=0.1"])
+    ['inject.env_crash=0.02', 'inject.slow_env=0.1']
+    """
+    from rollenv.config import InjectConfig
+
+    words = [word for group in faults or () for word in group.split(",")]
+    for name in (word.partition("=")[0] for word in words):
+        if name not in InjectConfig.model_fields:
+            known = ", ".join(InjectConfig.model_fields)
+            near = did_you_mean(name, InjectConfig.model_fields)
+            raise RollenvError(f"--inject: there is no fault '{name}'{near} (there are {known})")
+    return [f"inject.{word}" for word in words]
 
 
 def _import_file(path: Path) -> None:

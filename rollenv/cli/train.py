@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,18 @@ import typer
 
 from rollenv.cli import INTERRUPTED
 from rollenv.cli.models import resolve_model
-from rollenv.cli.options import ConfigOption, EnvOption, ImportOption, SeedOption, Settings, as_words, import_user_code
+from rollenv.cli.options import (
+    ConfigOption,
+    EnvOption,
+    ImportOption,
+    InjectOption,
+    SeedOption,
+    Settings,
+    TimelineOption,
+    as_words,
+    import_user_code,
+    inject_words,
+)
 from rollenv.cli.screen import TrainScreen
 from rollenv.cli.settings import differences, dump_toml
 from rollenv.cli.show import percent, with_interval
@@ -26,6 +38,7 @@ from rollenv.errors import RollenvError
 
 if TYPE_CHECKING:
     from rollenv.config import TrainConfig
+    from rollenv.rollout.timeline import Timeline
     from rollenv.trainers.checkpoint import Checkpoint
 
 MAY_CHANGE = (
@@ -58,13 +71,15 @@ def train(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="[DIR]", help="Continue the run in DIR (or in --out).")
     ] = None,
+    inject: InjectOption = None,
+    timeline: TimelineOption = False,
     imports: ImportOption = None,
 ) -> None:
     """Train a policy: seed, rollouts, GRPO, evaluation on a fixed panel, checkpoints."""
     import_user_code(imports)
     from rollenv.config import TrainConfig, load_config
 
-    words = [*as_words({"seed": seed, "model": model, "steps": steps}), *(settings or [])]
+    words = [*as_words({"seed": seed, "model": model, "steps": steps}), *inject_words(inject), *(settings or [])]
     if resume is not None:
         plan = _continued(_run_folder(resume, out), env, config, words)
     else:
@@ -74,7 +89,7 @@ def train(
         print(dump_toml(plan.config), end="")
         return
     command = ["rollenv", "train", *(part for name in imports or () for part in ("--import", name))]
-    _carry_out(plan, shlex.join([*command, "--resume", str(plan.folder)]))
+    _carry_out(plan, shlex.join([*command, "--resume", str(plan.folder)]), timeline)
 
 
 def name_bare_resume(args: Sequence[str]) -> list[str]:
@@ -197,7 +212,7 @@ def _newest_whole(folder: Path) -> Checkpoint:
 # -- running -----------------------------------------------------------------------------------------------------
 
 
-def _carry_out(plan: _Plan, continue_with: str) -> None:
+def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
     from rollenv.files import write_atomically
     from rollenv.registration import spec
     from rollenv.trainers.run import Interrupted, TrainRun
@@ -208,8 +223,9 @@ def _carry_out(plan: _Plan, continue_with: str) -> None:
     env_spec = spec(plan.config.env)
     config = plan.config.model_copy(update={"out": str(folder)})
     model = plan.model or resolve_model(config, env_spec, folder)
-    with TrainScreen(config, plan.checkpoint.step if plan.checkpoint else 0) as screen:
-        run = TrainRun(config, model, plan.checkpoint, screen.on_figures)
+    start = plan.checkpoint.step if plan.checkpoint else 0
+    with TrainScreen(config, start) as screen, _drawn(folder, start, draw) as timeline:
+        run = TrainRun(config, model, plan.checkpoint, screen.on_figures, timeline)
         write_atomically(folder / "config.toml", [dump_toml(config)])
         screen.begin(f"{env_spec.id} in {folder}, from {model}")
         try:
@@ -221,6 +237,23 @@ def _carry_out(plan: _Plan, continue_with: str) -> None:
     _tell_result(folder)
     if config.rollout.extra_groups or config.rollout.extra_samples:
         _tell_bias(folder)
+
+
+@contextlib.contextmanager
+def _drawn(folder: Path, start: int, wanted: bool) -> Iterator[Timeline | None]:
+    """The run's timeline when it is wanted. One that goes on has a file of its own: clocks begin anew."""
+    if not wanted:
+        yield None
+        return
+    from rollenv.rollout.timeline import Timeline
+
+    timeline = Timeline(folder / (f"timeline-{start:06d}.json" if start else "timeline.json"))
+    try:
+        yield timeline
+    finally:
+        timeline.close()
+        if timeline.failure:
+            print(timeline.failure, file=sys.stderr)
 
 
 async def _train(run: Any, screen: TrainScreen) -> None:

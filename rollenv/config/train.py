@@ -213,6 +213,34 @@ class CheckpointConfig(Section):
     """Checkpoints kept, the newest."""
 
 
+class InjectConfig(Section):
+    """Chaos: faults injected on purpose. Probabilities are per call of an environment (reset, step) or engine."""
+
+    env_crash: float = Field(0.0, ge=0, le=1)
+    """The environment raises."""
+    worker_crash: float = Field(0.0, ge=0, le=1)
+    """The environment's worker process is killed, with every other environment in it; where there is none, it raises.
+    The process cannot tell which of its episodes is to blame, so that others may be counted as `env/crash`."""
+    env_hang: float = Field(0.0, ge=0, le=1)
+    """The environment never answers: the deadline ends it (`rollout.step_seconds`, `rollout.reset_seconds`)."""
+    slow_env: float = Field(0.0, ge=0, le=1)
+    """The environment takes `slow_factor` times as long, and `slow_seconds` longer at least."""
+    engine_error: float = Field(0.0, ge=0, le=1)
+    """The engine fails."""
+    engine_hang: float = Field(0.0, ge=0, le=1)
+    """The engine never answers: the deadline ends it (`rollout.generate_seconds`)."""
+    slow_factor: float = Field(10.0, ge=1)
+    """How many times as long a slow call takes."""
+    slow_seconds: float = Field(1.0, ge=0)
+    """How much longer a slow call takes at least."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is injected at all."""
+        env = (self.env_crash, self.worker_crash, self.env_hang, self.slow_env)
+        return max(*env, self.engine_error, self.engine_hang) > 0
+
+
 class TrainConfig(Section):
     """A training run."""
 
@@ -241,3 +269,4 @@ class TrainConfig(Section):
     optim: OptimConfig = OptimConfig()  # type: ignore[call-arg]
     eval: EvalConfig = EvalConfig()  # type: ignore[call-arg]
     checkpoint: CheckpointConfig = CheckpointConfig()  # type: ignore[call-arg]
+    inject: InjectConfig = InjectConfig()  # type: ignore[call-arg]

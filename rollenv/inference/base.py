@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -49,12 +49,14 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Completion:
-    """T sampled tokens. `logprobs[i]` is under the distribution of token i's draw; `policy_versions[i]` made it."""
+    """T sampled tokens. `logprobs[i]` is under the distribution of token i's draw; `policy_versions[i]` made it.
+    `wait_seconds` passed before the engine began to work on it (0: the engine does not tell)."""
 
     ids: list[int]
     logprobs: list[float]
     policy_versions: list[int]
     finish_reason: FinishReason
+    wait_seconds: float = field(default=0.0, compare=False)
 
 
 def note_made(error: BaseException, completion: Completion) -> None:

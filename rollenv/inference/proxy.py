@@ -153,14 +153,17 @@ class LLMProxy:
         request, started = self._router.submit(session, self._tokens(prompt, sampling))
         job = self._jobs[request.number] = _Job(request)
         self._wake(started)
+        loop, waited = asyncio.get_running_loop(), 0.0
         try:
             while not request.stopping:
                 if request.status == "waiting":
-                    job.turn = asyncio.get_running_loop().create_future()
+                    job.turn, began = loop.create_future(), loop.time()
                     await job.turn
+                    waited += loop.time() - began
                 elif request.status == "refused":
                     raise self._refusal(job)
                 elif (completion := await self._attempt(job, prompt, sampling, session)) is not None:
+                    completion.wait_seconds += waited
                     return completion
             return Completion([], [], [], "aborted")
         finally:

@@ -28,13 +28,16 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One `generate` call. `todo` are the tokens that the model has yet to read before it can sample the next."""
+    """One `generate` call. `todo` are the tokens that the model has yet to read before it can sample the next.
+    It was asked at `asked` (the loop's time) and waited `waited` seconds for a place in the batch."""
 
     session: Session
     prompt: list[int]
     sampling: SamplingParams
     limit: int
     future: asyncio.Future[Completion]
+    asked: float = 0.0
+    waited: float = 0.0
     todo: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -44,7 +47,7 @@ class Request:
         """Answers the caller, once."""
         self.session.request = None
         if not self.future.done():
-            self.future.set_result(Completion(self.ids, self.logprobs, self.versions, reason))
+            self.future.set_result(Completion(self.ids, self.logprobs, self.versions, reason, self.waited))
 
     def fail(self, error: EngineError) -> None:
         """Answers the caller with an error, once."""

@@ -241,9 +241,10 @@ class TorchEngine:
         self._refuse(prompt, sampling, session)
         self._ensure_loop()
         state = self._sessions.open(session)
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
         limit = min(sampling.max_tokens, self._max_length - len(prompt))
-        request = state.request = Request(state, prompt, sampling, limit, future)
+        request = state.request = Request(state, prompt, sampling, limit, future, loop.time())
         self._waiting.append(request)
         self._work.set()
         try:
@@ -421,6 +422,7 @@ class TorchEngine:
                 return
             self._counts["reused"] += reused
             self._waiting.popleft()
+            request.waited = asyncio.get_running_loop().time() - request.asked
             self._running.append(request)
 
     # -- steps ---------------------------------------------------------------------------------------------------------

@@ -69,6 +69,10 @@ class RemoteEnv(TextEnv):
         result: tuple[str, float, bool, bool, dict[str, Any]] = await self.worker.call(request, self._step_seconds)
         return result
 
+    def kill(self) -> None:
+        """Kills the process that it lives in (for tests of what follows)."""
+        self.worker.kill()
+
     def _check_alive(self) -> None:
         if self.worker.ended:
             raise collateral()

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
-from rollenv.core import TextEnv
 from rollenv.inference.base import Completion, Engine, SamplingParams, made_before
 from rollenv.inference.chat import ChatFormat, Conversation
+from rollenv.rollout.layers import EpisodeEnv
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn
 
@@ -215,7 +215,7 @@ class ModelPlayer:
 
 
 async def play_episode(
-    env: TextEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, env_name: str
+    env: EpisodeEnv, player: Player, request: EpisodeRequest, limits: EpisodeLimits, env_name: str
 ) -> Trajectory:
     """Plays one episode to its end, its limits, its fault or its cancellation.
 
@@ -271,7 +271,7 @@ def _begin(request: EpisodeRequest, env_name: str) -> Trajectory:
 
 
 async def _play(
-    env: TextEnv,
+    env: EpisodeEnv,
     player: Player,
     request: EpisodeRequest,
     limits: EpisodeLimits,
@@ -299,9 +299,11 @@ async def _play(
         scene.where = "env"
         acted = time.perf_counter()
         trajectory.turns.append(turn)
-        result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step")
+        try:
+            result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step")
+        finally:  # also of a step that came to nothing: its time was spent
+            turn.seconds = {"generate": acted - began, "env": time.perf_counter() - acted}
         observation, turn.reward, terminated, truncated, info = _checked_step(result)
-        turn.seconds = {"generate": acted - began, "env": time.perf_counter() - acted}
         turn.valid_action = bool(info.get("valid_action", True))
         step.completion, step.action, step.valid_action = turn.completion, turn.action, turn.valid_action
         if terminated or truncated:

@@ -17,8 +17,8 @@ class Ledger:
     """Counts of episodes (each attempt is one), and what was spent on those that came to nothing.
 
     `wasted_tokens` are completion tokens, and `wasted_env_seconds` the environment's time, of episodes that failed,
-    were cancelled or were discarded; `failures` counts `where/kind`, and
-    `where/collateral` for those that others were to blame for; `discarded` are finished ones that nobody needs.
+    were cancelled or were discarded; `failures` counts by `Failure.label`; `discarded` are finished ones that nobody
+    needs.
     """
 
     dispatched: int = 0
@@ -50,8 +50,7 @@ class Ledger:
             self.failed += 1
             self._waste(trajectory)
             if trajectory.failure is not None:
-                kind = "collateral" if trajectory.failure.collateral else trajectory.failure.kind
-                self.failures[f"{trajectory.failure.where}/{kind}"] += 1
+                self.failures[trajectory.failure.label] += 1
         else:
             self.finished += 1
 

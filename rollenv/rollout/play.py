@@ -24,6 +24,7 @@ from rollenv.rollout.episode import (
     never_begun,
     play_episode,
 )
+from rollenv.rollout.layers import Layer, Layers, MakeLayer
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import FaultPlace, StopReason, Trajectory
 
@@ -33,7 +34,8 @@ Play = Callable[[EpisodeRequest], Coroutine[Any, Any, Trajectory]]
 
 @dataclass(frozen=True, slots=True)
 class ModelPlay:
-    """Plays requests with a language model. `label` keeps its sessions apart from others' in the same engine."""
+    """Plays requests with a language model. `label` keeps its sessions apart from others' in the same engine;
+    `layers` stand between each episode and its world (see `rollenv.rollout.layers`)."""
 
     pool: Environments
     env_name: str
@@ -43,15 +45,18 @@ class ModelPlay:
     sampling: SamplingParams
     limits: EpisodeLimits
     label: str = "train"
+    layers: tuple[MakeLayer, ...] = ()
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
         life = f"/{request.life}" if request.life else ""
         session = f"{self.label}/{request.group}/{request.sample}/{request.attempt}{life}"
+        layers = Layers(self.layers, request)
+        engine = layers.engine(self.engine)
 
         def player() -> Player:
-            return ModelPlayer(self.agent, self.engine, self.chat, self.sampling, request, self.limits, session)
+            return ModelPlayer(self.agent, engine, self.chat, self.sampling, request, self.limits, session)
 
-        return await _with_env(self.pool, player, request, self.limits, self.env_name)
+        return await _with_env(self.pool, player, request, self.limits, self.env_name, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,14 @@ class ScriptedPlay:
     env_name: str
     make_agent: Callable[[], ScriptedAgent]
     limits: EpisodeLimits
+    layers: tuple[MakeLayer, ...] = ()
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
         def player() -> Player:
             return ScriptedPlayer(self.make_agent(), derive_seed(request.seed, "agent"))
 
-        return await _with_env(self.pool, player, request, self.limits, self.env_name)
+        layers = Layers(self.layers, request)
+        return await _with_env(self.pool, player, request, self.limits, self.env_name, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +94,33 @@ class DemonstrationPlay:
             seed = derive_seed(request.seed, "agent")
             return Demonstrator(self.make_expert(), seed, self.agent, self.chat, self.on_text)
 
-        return await _with_env(self.pool, player, request, self.limits, self.env_name)
+        return await _with_env(self.pool, player, request, self.limits, self.env_name, Layer())
 
 
 async def _with_env(
-    pool: Environments, make_player: Callable[[], Player], request: EpisodeRequest, limits: EpisodeLimits, env_name: str
+    pool: Environments,
+    make_player: Callable[[], Player],
+    request: EpisodeRequest,
+    limits: EpisodeLimits,
+    env_name: str,
+    layers: Layer,
+) -> Trajectory:
+    try:
+        trajectory = await _played(pool, make_player, request, limits, env_name, layers)
+    except BaseException:  # its player was itself torn down: it counts as cancelled
+        layers.ended(Trajectory(env_name, request.task, request.seed, request.group, request.sample, request.attempt))
+        raise
+    layers.ended(trajectory)
+    return trajectory
+
+
+async def _played(
+    pool: Environments,
+    make_player: Callable[[], Player],
+    request: EpisodeRequest,
+    limits: EpisodeLimits,
+    env_name: str,
+    layers: Layer,
 ) -> Trajectory:
     where: FaultPlace = "agent"
     try:
@@ -104,7 +133,7 @@ async def _with_env(
         return failed_to_begin(request, env_name, Fault(where, "crash", describe(error)))
     healthy = False
     try:
-        trajectory = await play_episode(env, player, request, pool.limits(limits), env_name)
+        trajectory = await play_episode(layers.env(env), player, request, pool.limits(limits), env_name)
         # A thread may still be inside the environment of a failed or cancelled episode.
         healthy = trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED)
     finally:

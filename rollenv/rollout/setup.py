@@ -20,16 +20,21 @@ from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.placement import declared, measured
 from rollenv.rollout.selection import Worth
 from rollenv.rollout.sources import Curriculum, InOrder, TaskSource
+from rollenv.rollout.timeline import Timeline
 from rollenv.seeding import TaskOrder, derive_seed
 
 
-def model_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> Engine:
-    """An engine with a copy of `model`, or as many behind a proxy as `config.replicas` says, one GPU after another."""
+def model_engine(
+    model: Any, tokenizer: Any, device: str, config: RolloutConfig, timeline: Timeline | None = None
+) -> Engine:
+    """An engine with a copy of `model`, or as many behind a proxy as `config.replicas` says, one GPU after another;
+    each is drawn on `timeline`."""
+    draw = timeline.engine if timeline is not None else (lambda engine, name: engine)
     if config.replicas == 1:
-        return _torch_engine(model, tokenizer, device, config)
+        return draw(_torch_engine(model, tokenizer, device, config), "engine")
     here = torch.cuda.device_count() if device == "cuda" else 0
     devices = [f"cuda:{i % here}" if here else device for i in range(config.replicas)]
-    engines = [_torch_engine(model, tokenizer, on, config) for on in devices]
+    engines = [draw(_torch_engine(model, tokenizer, on, config), f"replica-{i}") for i, on in enumerate(devices)]
     # An episode's own deadline passes first: a slow completion is that episode's misfortune, not its replica's death.
     return LLMProxy(engines, stall_seconds=2 * config.generate_seconds)
 

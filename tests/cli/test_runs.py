@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 import torch
 import toys
+from rollout import trace
 
 from rollenv.cli import main
+from rollenv.rollout.figures import depends_on_speed
 
 IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
 ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
@@ -40,7 +42,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """A run's figures without wall-clock time."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if "second" not in k} for line in lines]
+    return [{k: v for k, v in line.items() if not depends_on_speed(k)} for line in lines]
 
 
 def train_command(tiny: Path, out: Path, *words: str) -> list[str]:
@@ -92,7 +94,8 @@ def test_a_run_folder(
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     assert main(train_command(tiny, run, "--steps", "2", "checkpoint.every=1")) == 0
-    assert {path.name for path in run.iterdir()} == {"metrics.jsonl", "checkpoints", "config.toml", "tensorboard"}
+    files = {"metrics.jsonl", "groups.jsonl", "bias.json", "config.toml"}
+    assert {path.name for path in run.iterdir()} == {*files, "checkpoints", "tensorboard"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all({"step", "success", "reward", "seconds"} <= set(line) for line in lines)
     capsys.readouterr()
@@ -109,13 +112,15 @@ def test_a_run_folder(
     assert main(["train", *IMPORT, "--resume", str(run), "--env", "webshop"]) == 2
     assert "has env=Colours-v0, not WebShop-v1" in capsys.readouterr().err
 
-    # A torn checkpoint is passed over; a moved folder goes on where it is.
+    # A torn checkpoint is passed over; a moved folder goes on where it is, and is drawn from there.
     moved = shutil.move(run, tmp_path / "moved")
     (tmp_path / "moved/checkpoints/step-000002/trainer.pt").write_bytes(b"torn")
-    assert main(["train", *IMPORT, "--out", str(moved), "--resume", "steps=3"]) == 0
+    assert main(["train", *IMPORT, "--out", str(moved), "--resume", "steps=3", "--timeline"]) == 0
     said = capsys.readouterr()
     assert "passed over" in said.err
     assert "continuing from step 1" in said.out
+    steps = [one.name for one in trace.read(tmp_path / "moved" / "timeline-000001.json").of("trainer")]
+    assert [name for name in steps if name.startswith("step")] == ["step 2", "step 3"]
     assert [line["step"] for line in metrics(tmp_path / "moved")] == [0, 1, 2, 3]
 
     # A run's folder stands for its newest model.

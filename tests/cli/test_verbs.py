@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rollout import trace
 
 from rollenv.cli import main
 from rollenv.cli.options import as_words
@@ -141,6 +142,24 @@ def test_eval_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [[turn["action"] for turn in t["turns"]] for t in again] == [
         [turn["action"] for turn in json.loads(line)["turns"]] for line in first.decode().splitlines()
     ]
+
+
+def test_eval_amid_chaos_draws_what_happened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several faults follow one --inject; what failed and was tried again is in the picture, not in the result."""
+    words = ["--inject", "env_crash=0.05,env_hang=0.01", "slow_env=0.05", "slow_seconds=0", "step_seconds=0.1"]
+    calm = ["eval", *COLOURS, "--agent", "oracle", "reset_seconds=0.1", "max_attempts=9"]
+    assert main([*calm, "--out", "out", "--timeline", *words]) == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["success_rate"], summary["failed"]) == (1.0, 0)
+    assert summary["inject"]["env_crash"] == summary["inject"]["slow_env"] == 0.05
+    episodes = trace.read(tmp_path / "out" / "timeline.json").of("episodes")
+    assert len([one for one in episodes if one.args["stop"] == "terminated"]) == 32
+    broken = [one for one in episodes if one.args["stop"] == "failed"]
+    assert broken
+    assert all("injected" in one.args["failure"] for one in broken)
+    assert main([*calm, "--out", "calm"]) == 0
+    assert "inject" not in json.loads((tmp_path / "calm" / "summary.json").read_text())
+    assert not (tmp_path / "calm" / "timeline.json").exists()
 
 
 def test_eval_of_webshop_with_its_random_agent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from inference.clock import run_jumping
 
 from rollenv.inference import Completion, EngineDead, EngineError, InvalidRequest, SamplingParams, ScriptedEngine
 
@@ -34,13 +35,21 @@ def test_abort_and_versions_between_tokens(seconds: float) -> None:
     async def run() -> None:
         engine = ScriptedEngine(lambda prompt, sampling: [1] * 100_000, seconds_per_token=seconds)
         sampling = SamplingParams(max_tokens=100_000)
+
+        async def some_tokens() -> None:
+            if seconds:
+                await asyncio.sleep(20.5 * seconds)  # of the loop's clock, which jumps
+            else:
+                for _ in range(20):
+                    await asyncio.sleep(0)
+
         tasks = [asyncio.create_task(engine.generate([1], sampling, session=name)) for name in "ab"]
-        await asyncio.sleep(0.02)
+        await some_tokens()
         assert engine.running == 2
         with pytest.raises(InvalidRequest, match="already"):
             await engine.generate([1], sampling, session="a")
         await engine.update_weights(5, {})
-        await asyncio.sleep(0.02)
+        await some_tokens()
         await engine.abort("a")
         got = await asyncio.wait_for(tasks[0], 5)
         assert got.finish_reason == "aborted"
@@ -52,7 +61,7 @@ def test_abort_and_versions_between_tokens(seconds: float) -> None:
         with pytest.raises(EngineDead, match="closed"):
             await engine.generate([1], sampling, session="c")
 
-    asyncio.run(run())
+    run_jumping(run())
 
 
 def test_a_failing_script_is_an_engine_error_and_nothing_hangs_on() -> None:
