@@ -87,7 +87,9 @@ class TextEnv(gymnasium.Env[str, str]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 - gymnasium declares it so
-    executor: ClassVar[Executor] = "thread"
+    executor: Executor = "thread"
+    """How `areset` and `astep` call this environment. A class that says it itself is believed; one that says nothing
+    is measured when a run begins (`rollenv.rollout.placement`)."""
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     free_text: ClassVar[bool] = False
     """Whether any text at all is a valid action (an answer, a program), so that none is nonsense."""

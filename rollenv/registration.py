@@ -18,6 +18,11 @@ import gymnasium
 from rollenv.core import TextEnv
 from rollenv.errors import RollenvError, did_you_mean
 
+Placement = Literal["inline", "thread", "process"]
+"""Where the environments of a rollout run: on the event loop (those of microseconds), each on a thread of its own
+(those that wait for something), or in worker processes (those that compute)."""
+PLACEMENTS: tuple[Placement, ...] = ("inline", "thread", "process")
+
 _ID = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.]*)-v(?P<version>\d+)")
 
 
@@ -35,6 +40,8 @@ class EnvSpec:
             `rollenv train --env` starts from; None for the general defaults.
         imitate_config: the same for `rollenv imitate --env`.
         agents: agent name -> `"module:attribute"` of agents made for this environment (its prompts, its oracle).
+        placement: where rollouts run it; None: as its class says, and measured when that says nothing.
+        max_concurrency: so many of it play at the same time in a run; further episodes wait. None: no bound.
     """
 
     id: str
@@ -45,6 +52,8 @@ class EnvSpec:
     train_config: str | None = None
     imitate_config: str | None = None
     agents: Mapping[str, str] = field(default_factory=dict)
+    placement: Placement | None = None
+    max_concurrency: int | None = None
 
     @property
     def name(self) -> str:
@@ -84,6 +93,8 @@ def register(
     train_config: str | None = None,
     imitate_config: str | None = None,
     agents: Mapping[str, str] | None = None,
+    placement: Placement | None = None,
+    max_concurrency: int | None = None,
 ) -> EnvSpec:
     """Adds an environment, replacing one of the same id, and mirrors it as `rollenv/<id>` in gymnasium.
 
@@ -93,14 +104,24 @@ def register(
     'echo'
 
     Raises:
-        RollenvError: the id is not of the form `Name-vN`.
+        RollenvError: the id is not of the form `Name-vN`, or placement or max_concurrency are none.
     """
     if not _ID.fullmatch(id):
         raise RollenvError(
             f"environment id '{id}' must look like 'Name-v0': letters, digits, '_', '.', then '-v' and a number"
         )
+    _check_running(id, placement, max_concurrency)
     spec = EnvSpec(
-        id, entry_point, dict(kwargs or {}), max_turns, description, train_config, imitate_config, dict(agents or {})
+        id,
+        entry_point,
+        dict(kwargs or {}),
+        max_turns,
+        description,
+        train_config,
+        imitate_config,
+        dict(agents or {}),
+        placement,
+        max_concurrency,
     )
     registry[id] = spec
     mirror = f"rollenv/{id}"
@@ -113,6 +134,16 @@ def register(
         max_episode_steps=max_turns,
     )
     return spec
+
+
+def _check_running(id: str, placement: object, max_concurrency: int | None) -> None:
+    if placement is not None and placement not in PLACEMENTS:
+        raise RollenvError(
+            f"environment '{id}': placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}"
+            f"{did_you_mean(str(placement), PLACEMENTS)}"
+        )
+    if max_concurrency is not None and max_concurrency < 1:
+        raise RollenvError(f"environment '{id}': max_concurrency must be at least 1, not {max_concurrency}")
 
 
 class _GymnasiumEntry:

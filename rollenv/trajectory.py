@@ -34,19 +34,26 @@ FaultKind = Literal["timeout", "crash", "bad_output"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A fault, which is not a reward."""
+    """A fault, which is not a reward.
+
+    `collateral`: another episode's environment broke the worker process that both lived in; this one did nothing wrong,
+    and is tried again without counting it as a try.
+    """
 
     where: FaultPlace
     kind: FaultKind
     message: str
     turn: int | None = None
+    collateral: bool = False
     injected: str = ""
     """Name of the fault that was injected on purpose and caused this one; empty for a real fault."""
 
     @property
     def label(self) -> str:
-        """What it is counted as: `env/timeout`, or `injected/env_hang`."""
-        return f"injected/{self.injected}" if self.injected else f"{self.where}/{self.kind}"
+        """What it is counted as: `env/timeout`, `env/collateral` when another is to blame, `injected/env_hang`."""
+        if self.injected:
+            return f"injected/{self.injected}"
+        return f"{self.where}/{'collateral' if self.collateral else self.kind}"
 
 
 @dataclass(slots=True)

@@ -15,13 +15,12 @@ from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import play_panel, summarize
 from rollenv.files import new_folder
 from rollenv.inference.chat import ChatFormat
-from rollenv.registration import make, spec
+from rollenv.registration import spec
 from rollenv.rollout.controller import stream
-from rollenv.rollout.env_pool import EnvPool
 from rollenv.rollout.groups import GroupRequest
 from rollenv.rollout.play import DemonstrationPlay, ModelPlay
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import episode_limits, model_engine, sampling_params
+from rollenv.rollout.setup import env_pool, episode_limits, model_engine, sampling_params
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.imitate import Demonstration, ImitateSettings, imitate
@@ -47,14 +46,12 @@ class ImitationRun:
         self.config, self._on_figures = config, on_figures
         self.folder = Path(config.out)
         self.spec = spec(config.env)
-        self._pool = EnvPool(lambda: make(self.spec, **config.env_args))
-        env = self._pool.acquire()
-        self.tasks = env.tasks
-        self._pool.release(env, healthy=True)
         self.agent: ChatAgent = make_agent(self.spec, config.agent.name, config.agent.arguments)
         make_agent(self.spec, config.expert.name, config.expert.arguments)  # refused early if it cannot be made
         self._rollout = RolloutConfig(concurrency=64, max_turns=config.max_turns)  # type: ignore[call-arg]
         self._limits = episode_limits(self._rollout, self.spec)
+        self._pool = env_pool(self.spec, config.env_args, self._rollout)
+        self.tasks = self._pool.tasks
 
     def run(self) -> dict[str, Any]:
         """Plays, learns, saves, evaluates. Returns the figures.
@@ -62,6 +59,12 @@ class ImitationRun:
         Raises:
             RollenvError: episodes fail and fail, or the result cannot be written.
         """
+        try:
+            return self._run()
+        finally:
+            self._pool.close()
+
+    def _run(self) -> dict[str, Any]:
         config = self.config
         device = choose_device(config.device, config.threads)
         policy = self._policy(device)
@@ -89,7 +92,7 @@ class ImitationRun:
         )
         learned = imitate(policy, demonstrations, settings, lambda figures: self._on_figures("learn", figures))
         self._save(policy)
-        figures = {
+        return {
             "parameters": n_parameters(policy.model),
             "vocabulary": len(policy.tokenizer),
             "episodes": config.episodes,
@@ -99,8 +102,6 @@ class ImitationRun:
             "action_loss": learned["action_loss"],
             **asyncio.run(self.evaluate(policy, device)),
         }
-        self._pool.close()
-        return figures
 
     def _policy(self, device: str) -> Policy:
         config = self.config

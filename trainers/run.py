@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,23 +20,22 @@ import torch
 
 from rollenv.agents import make_agent
 from rollenv.config.train import TrainConfig
-from rollenv.core import TextEnv
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
 from rollenv.files import write_atomically
-from rollenv.registration import EnvSpec, make, spec
+from rollenv.registration import EnvSpec, spec
 from rollenv.rollout.bias import BiasReport
 from rollenv.rollout.buffer import Batch, SampleBuffer
 from rollenv.rollout.chaos import Chaos
 from rollenv.rollout.controller import RolloutController
-from rollenv.rollout.env_pool import EnvPool
 from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.figures import batch_figures, latency_figures, waste_figures
 from rollenv.rollout.layers import MakeLayer
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
+from rollenv.rollout.quarantine import Quarantine, Quarantined
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import batch_plan, episode_limits, model_engine, sampling_params, task_source
+from rollenv.rollout.setup import batch_plan, env_pool, episode_limits, model_engine, sampling_params, task_source
 from rollenv.rollout.timeline import TRAINER, Timeline, span
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.trainers import checkpoint
@@ -44,6 +44,8 @@ from rollenv.trainers.device import choose_device
 from rollenv.trainers.grpo import GRPOTrainer
 from rollenv.trainers.metrics import MetricsWriter
 from rollenv.trainers.policy import Policy, load_model
+
+log = logging.getLogger(__name__)
 
 OnFigures = Callable[[str, dict[str, Any]], None]
 """Called with ("step" | "eval" | "checkpoint", figures) as the run goes."""
@@ -86,20 +88,22 @@ class TrainRun:
         self.step = 0
         self._result: dict[str, Any] = {}
         self._figures: dict[str, Any] | None = None  # of a step whose evaluation is still to come
-        self._prepare_world()
-        self._prepare_policy(resume)
-        self._prepare_rollouts(resume)
-        self._metrics = MetricsWriter(self.folder, self.step)
+        self.spec: EnvSpec = spec(config.env)
+        self._pool = env_pool(self.spec, config.env_args, config.rollout)
+        try:
+            self._prepare_world()
+            self._prepare_policy(resume)
+            self._prepare_rollouts(resume)
+            self._metrics = MetricsWriter(self.folder, self.step)
+        except BaseException:
+            self._pool.close()  # its processes are running already
+            raise
 
     # -- preparation ---------------------------------------------------------------------------------------
 
     def _prepare_world(self) -> None:
         config = self.config
-        self.spec: EnvSpec = spec(config.env)
-        self._pool = EnvPool(lambda: make(self.spec, **config.env_args))
-        env: TextEnv = self._pool.acquire()
-        self.tasks = env.tasks
-        self._pool.release(env, healthy=True)
+        self.tasks = self._pool.tasks
         self.agent = make_agent(self.spec, config.agent.name, config.agent.arguments)
         size = min(config.eval.episodes, len(self.tasks.ids(config.eval.split)))
         self.panel = self.tasks.panel(config.eval.split, size)
@@ -138,7 +142,10 @@ class TrainRun:
             self._timeline.queue_depth = lambda: self.scheduler.queued
         plan = batch_plan(config.rollout, lambda trajectory: trained_return(trajectory, config.algo))
         order = TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks"))
-        buffer = SampleBuffer(plan, task_source(config.rollout, order, config.seed), config.seed)
+        self.quarantine = Quarantine(config.rollout.quarantine_after)
+        source = task_source(config.rollout, order, config.seed)
+        source = Quarantined(source, self.quarantine, self.tasks.ids(config.split))
+        buffer = SampleBuffer(plan, source, config.seed)
         self.controller = RolloutController(self.scheduler, buffer, bias)
         if resume is not None and state is not None:
             self._check_resumed(state)
@@ -230,6 +237,9 @@ class TrainRun:
             began, queue = time.perf_counter(), self.scheduler.queued
             with span(self._timeline, "rollout wait"):
                 batch = await self._interruptible(self.controller.next_batch())
+            # Here, not as groups finish: what a seed decides must not depend on who was first.
+            for task in self.quarantine.book(batch.played):
+                log.warning("task '%s' is in quarantine: its episodes failed for good too often", task)
             queues = {"queue_begin": float(queue), "queue_end": float(self.scheduler.queued)}
             played = time.perf_counter()
             with span(self._timeline, "train", groups=len(batch.groups)):
@@ -243,6 +253,7 @@ class TrainRun:
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
         figures |= latency_figures([t for group in batch.played for t in group.trajectories]) | queues
+        figures["tasks_in_quarantine"] = len(self.quarantine)
         figures = {"step": self.step, **figures, **self._ledger_figures()}
         self._draw_figures(figures)
         self._on_figures("step", figures)

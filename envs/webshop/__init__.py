@@ -44,6 +44,7 @@ def register() -> None:
         "WebShop-v1",
         "rollenv.envs.webshop.env:WebShopEnv",
         max_turns=15,
+        placement="inline",
         description="Find and buy the product that an instruction asks for (generated store, or WebShop's data).",
         train_config="rollenv.envs.webshop:train.toml",
         imitate_config="rollenv.envs.webshop:imitate.toml",

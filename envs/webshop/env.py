@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import gymnasium.error
 
@@ -81,7 +81,7 @@ class WebShopEnv(TextEnv):
         RollenvError: an argument is not one of its values, or the data files are missing or torn.
     """
 
-    executor: ClassVar[Executor] = "inline"
+    executor: Executor = "inline"
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012
 
     _kind: Literal["search", "results", "item", "sub", "done"]

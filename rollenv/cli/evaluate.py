@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rollenv.config import TrainConfig
     from rollenv.evaluation.evaluate import Summary
     from rollenv.registration import EnvSpec
-    from rollenv.rollout.env_pool import EnvPool
+    from rollenv.rollout.env_pool import Environments
     from rollenv.rollout.episode import EpisodeLimits
     from rollenv.rollout.layers import MakeLayer
     from rollenv.rollout.play import Play
@@ -41,7 +41,14 @@ if TYPE_CHECKING:
 
 DEFAULT_EPISODES = 200
 READ_HERE = ("env", "env_args.", "agent.", "sampling.", "rollout.", "inject.", "device", "threads")
-NOT_READ = ("sampling.temperature", "rollout.groups", "rollout.group_size", "rollout.eta", "rollout.filter")
+NOT_READ = (
+    "sampling.temperature",
+    "rollout.groups",
+    "rollout.group_size",
+    "rollout.eta",
+    "rollout.filter",
+    "rollout.quarantine_after",
+)
 """Settings of a training run that mean something, or nothing, to an evaluation."""
 
 
@@ -149,17 +156,17 @@ def _planned(
 async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
     """Plays the panel, writes the results, and returns them with what the first failure was ("" for none)."""
     from rollenv.evaluation.evaluate import play_panel, summarize, write_results
-    from rollenv.registration import make
-    from rollenv.rollout.env_pool import EnvPool
+    from rollenv.rollout.setup import env_pool
     from rollenv.rollout.timeline import Timeline
     from rollenv.seeding import derive_seed
 
     config = plan.config
-    pool = EnvPool(lambda: make(plan.spec, **config.env_args))
-    panel = _panel(pool, order)
+    pool = env_pool(plan.spec, config.env_args, config.rollout)
+    close: Any = None
     timeline = Timeline(order.out / "timeline.json") if order.timeline and order.out is not None else None
-    play, close = _player(plan, order, pool, timeline)
     try:
+        panel = _panel(pool, order)
+        play, close = _player(plan, order, pool, timeline)
         with Bar("episodes") as bar:
             trajectories = await play_panel(
                 play,
@@ -171,7 +178,8 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
                 lambda done: bar.update(f"{plan.spec.name} {order.split}", done, len(panel.ids), unit="tasks"),
             )
     finally:
-        await close()
+        if close is not None:
+            await close()
         pool.close()
         if timeline is not None:
             timeline.close()
@@ -186,10 +194,8 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
     return summary, failure
 
 
-def _panel(pool: EnvPool, order: _Order) -> Panel:
-    env = pool.acquire()
-    tasks = env.tasks
-    pool.release(env, healthy=True)
+def _panel(pool: Environments, order: _Order) -> Panel:
+    tasks = pool.tasks
     default = min(DEFAULT_EPISODES, len(tasks.ids(order.split)))
     return tasks.panel(order.split, default if order.episodes is None else order.episodes)
 
@@ -202,7 +208,7 @@ def _layers(plan: _Plan, order: _Order, limits: EpisodeLimits, timeline: Timelin
     return tuple(each.layer for each in (chaos, timeline) if each is not None)
 
 
-def _player(plan: _Plan, order: _Order, pool: EnvPool, timeline: Timeline | None) -> tuple[Play, Any]:
+def _player(plan: _Plan, order: _Order, pool: Environments, timeline: Timeline | None) -> tuple[Play, Any]:
     """How to play an episode, and how to close what that needs."""
     from rollenv.agents import make_agent
     from rollenv.rollout.play import ScriptedPlay
@@ -221,7 +227,9 @@ def _player(plan: _Plan, order: _Order, pool: EnvPool, timeline: Timeline | None
     return ScriptedPlay(pool, plan.spec.id, fresh_agent, limits, _layers(plan, order, limits, timeline)), nothing
 
 
-def _model_player(plan: _Plan, order: _Order, pool: EnvPool, path: str, timeline: Timeline | None) -> tuple[Play, Any]:
+def _model_player(
+    plan: _Plan, order: _Order, pool: Environments, path: str, timeline: Timeline | None
+) -> tuple[Play, Any]:
     from rollenv.agents import make_agent
     from rollenv.inference.chat import ChatFormat
     from rollenv.rollout.play import ModelPlay

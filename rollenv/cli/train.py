@@ -41,7 +41,17 @@ if TYPE_CHECKING:
     from rollenv.rollout.timeline import Timeline
     from rollenv.trainers.checkpoint import Checkpoint
 
-MAY_CHANGE = ("steps", "out", "device", "threads", "eval.every", "checkpoint.every", "checkpoint.keep")
+MAY_CHANGE = (
+    "steps",
+    "out",
+    "device",
+    "threads",
+    "rollout.env_executor",
+    "rollout.env_workers",
+    "eval.every",
+    "checkpoint.every",
+    "checkpoint.keep",
+)
 """Settings that a resumed run may change: none of them touches what a step computes, but for the schedule's length."""
 
 _BARE = "--resume="

@@ -100,6 +100,13 @@ class RolloutConfig(Section):
     """Deadline of a completion."""
     episode_seconds: float = Field(3600.0, gt=0)
     """Deadline of an episode."""
+    env_executor: Literal["auto", "inline", "thread", "process"] = "auto"
+    """Where environments run: on the event loop, each on a thread, or in worker processes. `auto` does as the
+    environment says, and measures one that says nothing. Results do not depend on it."""
+    env_workers: int = Field(0, ge=0)
+    """Worker processes, where environments run in processes; 0 starts one per core."""
+    quarantine_after: int | None = Field(8, ge=1)
+    """A task of which so many episodes have failed for good is played no more; none never gives up on a task."""
     replicas: int = Field(1, ge=1)
     """Engines that share the episodes; on CUDA one GPU after another."""
     kv_mib: int = Field(1024, ge=16)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rollenv.inference.base import Completion, EngineDead, EngineError, InvalidRequest, SamplingParams
+from rollenv.inference.base import Completion, EngineDead, EngineError, InvalidRequest, SamplingParams, note_made
 
 if TYPE_CHECKING:
     import torch
@@ -97,14 +97,20 @@ class ScriptedEngine:
         except Exception as error:
             raise EngineError(f"the script failed: {type(error).__name__}: {error}") from error
         aborted = self._aborts[session] = asyncio.Event()
+        said = Completion([], [], [], "length" if len(script) == sampling.max_tokens else "stop")
         try:
-            return await self._say(script, sampling, aborted)
+            await self._say(script, sampling, aborted, said)
+            return said
+        except asyncio.CancelledError as error:
+            note_made(error, said)
+            raise
         finally:
             if self._aborts.get(session) is aborted:
                 del self._aborts[session]
 
-    async def _say(self, script: Sequence[int], sampling: SamplingParams, aborted: asyncio.Event) -> Completion:
-        said = Completion([], [], [], "length" if len(script) == sampling.max_tokens else "stop")
+    async def _say(
+        self, script: Sequence[int], sampling: SamplingParams, aborted: asyncio.Event, said: Completion
+    ) -> None:
         for token in script:
             await self._wait(aborted)
             if aborted.is_set():
@@ -116,7 +122,6 @@ class ScriptedEngine:
             if token in sampling.stop_token_ids:
                 said.finish_reason = "stop"
                 break
-        return said
 
     async def _wait(self, aborted: asyncio.Event) -> None:
         """Waits one token's time, or until aborted."""

@@ -24,7 +24,15 @@ import torch
 from rollenv.errors import did_you_mean
 from rollenv.executor import DaemonThread
 from rollenv.inference.attention import IMPLEMENTATION, Chunk, PackedBatch
-from rollenv.inference.base import Completion, EngineDead, EngineError, FinishReason, InvalidRequest, SamplingParams
+from rollenv.inference.base import (
+    Completion,
+    EngineDead,
+    EngineError,
+    FinishReason,
+    InvalidRequest,
+    SamplingParams,
+    note_made,
+)
 from rollenv.inference.batching import deal, plan
 from rollenv.inference.cores import one_core_threads, worth_sharing
 from rollenv.inference.fused import fused_runner
@@ -236,13 +244,14 @@ class TorchEngine:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         limit = min(sampling.max_tokens, self._max_length - len(prompt))
-        state.request = Request(state, prompt, sampling, limit, future, loop.time())
-        self._waiting.append(state.request)
+        request = state.request = Request(state, prompt, sampling, limit, future, loop.time())
+        self._waiting.append(request)
         self._work.set()
         try:
             return await future
-        except asyncio.CancelledError:
-            if state.request is not None and state.request.future is future:
+        except (asyncio.CancelledError, EngineError) as error:
+            note_made(error, Completion(request.ids, request.logprobs, request.versions, "aborted"))
+            if state.request is request:
                 self._drop(state)
             raise
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
-from rollenv.inference.base import Engine, SamplingParams
+from rollenv.inference.base import Completion, Engine, SamplingParams, made_before
 from rollenv.inference.chat import ChatFormat, Conversation
 from rollenv.rollout.deadlines import Watch, watching, within
 from rollenv.rollout.layers import EpisodeEnv
@@ -36,6 +36,8 @@ class EpisodeRequest:
     """How often its group was begun and cancelled before."""
     env: str = ""
     """Which environment of a mixture."""
+    collateral: int = 0
+    """How often it was lost through no fault of its own, beside the attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,9 @@ class EpisodeLimits:
 class Fault(Exception):
     """A fault on its way to becoming a `Failure`."""
 
-    def __init__(self, where: FaultPlace, kind: FaultKind, message: str) -> None:
+    def __init__(self, where: FaultPlace, kind: FaultKind, message: str, collateral: bool = False) -> None:
         super().__init__(message)
-        self.where, self.kind, self.message = where, kind, message
+        self.where, self.kind, self.message, self.collateral = where, kind, message, collateral
 
 
 class OutOfTokens(Exception):
@@ -187,12 +189,21 @@ class ModelPlayer:
 
     async def _generate(self, prompt: list[int], sampling: SamplingParams, turn: Turn) -> None:
         call = self._engine.generate(prompt, sampling, session=self._session)
-        completion = await guarded(call, "engine", self._limits.generate_seconds, "generate")
+        try:
+            completion = await guarded(call, "engine", self._limits.generate_seconds, "generate")
+        except BaseException as error:
+            if (part := made_before(error)) is not None:
+                self._record(part, turn)
+            raise
         if completion.finish_reason == "aborted":
+            self._record(completion, turn)
             raise Fault("engine", "crash", "the engine aborted the completion")
         lengths = {len(completion.ids), len(completion.logprobs), len(completion.policy_versions)}
         if len(lengths) != 1 or not completion.ids or not all(math.isfinite(x) for x in completion.logprobs):
             raise Fault("engine", "bad_output", f"ids, log-probabilities and versions do not fit: lengths {lengths}")
+        self._record(completion, turn)
+
+    def _record(self, completion: Completion, turn: Turn) -> None:
         turn.completion_ids, turn.logprobs = completion.ids, completion.logprobs
         turn.policy_versions = completion.policy_versions
         turn.completion = self._chat.decode(completion.ids)
@@ -210,15 +221,15 @@ async def play_episode(
 
     A cancellation of the calling task ends the episode as `ABORTED` and is swallowed: the trajectory is the answer.
     """
-    trajectory = _begin(request, env_name)
+    trajectory, scene = _begin(request, env_name), _Scene()
     try:
         with watching() as watch, watch.within(limits.episode_seconds):
-            trajectory.stop = await _play(env, player, request, limits, trajectory, watch)
+            trajectory.stop = await _play(env, player, request, limits, trajectory, scene, watch)
     except asyncio.CancelledError:
         trajectory.stop = StopReason.ABORTED
     except TimeoutError:
         message = f"the episode took longer than {limits.episode_seconds} s"
-        _fail(trajectory, Fault("env", "timeout", message))
+        _fail(trajectory, Fault(scene.where, "timeout", message))
     except Fault as fault:
         _fail(trajectory, fault)
     except Exception as error:  # a value that broke even the checks made of it
@@ -230,11 +241,22 @@ async def play_episode(
     return trajectory
 
 
+class _Scene:
+    """Who is at it in an episode: whose fault it is when its time is over."""
+
+    where: FaultPlace = "env"
+
+
 def failed_to_begin(request: EpisodeRequest, env_name: str, fault: Fault) -> Trajectory:
     """The trajectory of an episode whose environment or agent could not be made."""
     trajectory = _begin(request, env_name)
     _fail(trajectory, fault)
     return trajectory
+
+
+def never_begun(request: EpisodeRequest, env_name: str) -> Trajectory:
+    """The trajectory of an episode that was cancelled before it had an environment."""
+    return _begin(request, env_name)
 
 
 def _begin(request: EpisodeRequest, env_name: str) -> Trajectory:
@@ -254,6 +276,7 @@ async def _play(
     request: EpisodeRequest,
     limits: EpisodeLimits,
     trajectory: Trajectory,
+    scene: _Scene,
     watch: Watch,
 ) -> StopReason:
     reset = env.areset(seed=request.seed % 2**31, options={"task": request.task})
@@ -265,10 +288,17 @@ async def _play(
             return StopReason.MAX_TURNS
         step, turn = history[-1], Turn(observation)
         began = clock()
+        scene.where = "engine"
         try:
             turn.action = await player.act(history, turn)
         except OutOfTokens:
             return StopReason.MAX_TOKENS
+        except BaseException:
+            if turn.completion_ids:  # a turn that never ended, but its tokens were spent
+                turn.seconds = {"generate": clock() - began}
+                trajectory.turns.append(turn)
+            raise
+        scene.where = "env"
         acted = clock()
         trajectory.turns.append(turn)
         try:
@@ -313,7 +343,7 @@ def describe(error: BaseException) -> str:
 def _fail(trajectory: Trajectory, fault: Fault) -> None:
     trajectory.stop = StopReason.FAILED
     turn = len(trajectory.turns) - 1 if trajectory.turns else None
-    trajectory.failure = Failure(fault.where, fault.kind, fault.message, turn)
+    trajectory.failure = Failure(fault.where, fault.kind, fault.message, turn, fault.collateral)
 
 
 def _checked_reset(result: Any) -> tuple[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rollenv.agents.base import ChatAgent, ScriptedAgent
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
-from rollenv.rollout.env_pool import EnvPool
+from rollenv.rollout.env_pool import Environments
 from rollenv.rollout.episode import (
     Demonstrator,
     EpisodeLimits,
@@ -20,6 +21,7 @@ from rollenv.rollout.episode import (
     ScriptedPlayer,
     describe,
     failed_to_begin,
+    never_begun,
     play_episode,
 )
 from rollenv.rollout.layers import Layer, Layers, MakeLayer
@@ -35,7 +37,7 @@ class ModelPlay:
     """Plays requests with a language model. `label` keeps its sessions apart from others' in the same engine;
     `layers` stand between each episode and its world (see `rollenv.rollout.layers`)."""
 
-    pool: EnvPool
+    pool: Environments
     env_name: str
     agent: ChatAgent
     engine: Engine
@@ -61,7 +63,7 @@ class ModelPlay:
 class ScriptedPlay:
     """Plays requests with a program; `make_agent` gives a fresh one per episode."""
 
-    pool: EnvPool
+    pool: Environments
     env_name: str
     make_agent: Callable[[], ScriptedAgent]
     limits: EpisodeLimits
@@ -79,7 +81,7 @@ class ScriptedPlay:
 class DemonstrationPlay:
     """Plays requests with a program, writing down what `agent`'s model would have read and written."""
 
-    pool: EnvPool
+    pool: Environments
     env_name: str
     make_expert: Callable[[], ScriptedAgent]
     agent: ChatAgent
@@ -96,7 +98,7 @@ class DemonstrationPlay:
 
 
 async def _with_env(
-    pool: EnvPool,
+    pool: Environments,
     make_player: Callable[[], Player],
     request: EpisodeRequest,
     limits: EpisodeLimits,
@@ -113,7 +115,7 @@ async def _with_env(
 
 
 async def _played(
-    pool: EnvPool,
+    pool: Environments,
     make_player: Callable[[], Player],
     request: EpisodeRequest,
     limits: EpisodeLimits,
@@ -124,10 +126,16 @@ async def _played(
     try:
         player = make_player()
         where = "env"
-        env = pool.acquire()
+        env = await pool.acquire()
+    except asyncio.CancelledError:  # while it waited for an environment
+        return never_begun(request, env_name)
     except Exception as error:
         return failed_to_begin(request, env_name, Fault(where, "crash", describe(error)))
-    trajectory = await play_episode(layers.env(env), player, request, limits, env_name)
-    # A thread may still be inside the environment of a failed or cancelled episode.
-    pool.release(env, healthy=trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED))
+    healthy = False
+    try:
+        trajectory = await play_episode(layers.env(env), player, request, pool.limits(limits), env_name)
+        # A thread may still be inside the environment of a failed or cancelled episode.
+        healthy = trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED)
+    finally:
+        pool.release(env, healthy)
     return trajectory

@@ -16,6 +16,7 @@ from rollenv.rollout.episode import EpisodeRequest
 from rollenv.rollout.groups import Group, GroupProgress, GroupRequest
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import Play
+from rollenv.rollout.retries import next_try, spared
 from rollenv.trajectory import StopReason, Trajectory
 
 OnEpisode = Callable[[Trajectory], None]
@@ -28,7 +29,7 @@ class Scheduler:
     Args:
         play: plays one attempt of an episode.
         concurrency: C, episodes in flight at most.
-        max_attempts: tries of one episode before it counts as failed for good.
+        max_attempts: tries of one episode before it counts as failed for good (see `rollenv.rollout.retries`).
         ledger: where the counts go (a new one when None).
         give_up_after: raise when so many attempts in a row have failed, with nothing finishing in between: the
             environment or the engine is broken, not unlucky.
@@ -224,14 +225,15 @@ class Scheduler:
 
     def _try_again(self, progress: GroupProgress, request: EpisodeRequest, trajectory: Trajectory) -> bool:
         """Whether a failed attempt is followed by another (or by the end of all)."""
-        self._failed_in_a_row += 1
+        if not spared(trajectory, request):
+            self._failed_in_a_row += 1
+            progress.attempts[request.sample] = request.attempt + 1
         if self._failed_in_a_row >= self._give_up_after:
             self._break(_gave_up(trajectory, self._failed_in_a_row))
             return True
-        progress.attempts[request.sample] = attempts = request.attempt + 1
-        if attempts < self._max_attempts:
+        if (again := next_try(trajectory, request, self._max_attempts)) is not None:
             self.ledger.retried += 1
-            self._waiting.appendleft((progress, replace(request, attempt=attempts)))
+            self._waiting.appendleft((progress, again))
             return True
         progress.lost(trajectory)
         return False

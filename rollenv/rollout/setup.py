@@ -1,16 +1,20 @@
-"""From settings to what plays episodes with a model: the engine, the sampling and the bounds of an episode."""
+"""From settings to what plays episodes: the engine, the environments, the sampling and the bounds of an episode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollenv.config.train import RolloutConfig, SamplingConfig
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
 from rollenv.inference.proxy import LLMProxy
-from rollenv.registration import EnvSpec
+from rollenv.registration import EnvSpec, make
 from rollenv.rollout.buffer import BatchPlan
+from rollenv.rollout.env_pool import Environments, EnvPool, close_aside
+from rollenv.rollout.env_workers import WorkerPool
 from rollenv.rollout.episode import EpisodeLimits
+from rollenv.rollout.placement import declared, measured
 from rollenv.rollout.selection import Worth
 from rollenv.rollout.sources import Curriculum, InOrder, TaskSource
 from rollenv.rollout.timeline import Timeline
@@ -50,6 +54,27 @@ def _torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig
         kv_budget_bytes=config.kv_mib * 2**20,
         max_sessions=config.concurrency,
     )
+
+
+def env_pool(spec: EnvSpec, arguments: Mapping[str, Any], config: RolloutConfig) -> Environments:
+    """Environments of `spec` where `config` or the environment says (see `rollenv.rollout.placement`); to be closed.
+
+    Raises:
+        RollenvError: one cannot be made, or not in another process although it shall be.
+    """
+    first = make(spec, **arguments)
+    placement = declared(config.env_executor, spec, type(first))
+    unused = placement is not None
+    if placement is None:
+        placement = measured(spec, first, arguments)
+    if placement != "process":
+        spare = first if unused else None
+        pool = EnvPool(lambda: make(spec, **arguments), placement, spec.max_concurrency, spare)
+        if not unused:
+            close_aside([first])
+        return pool
+    seconds = (config.reset_seconds, config.step_seconds)
+    return WorkerPool(spec, arguments, first.tasks, config.env_workers or None, *seconds, owner=first)
 
 
 def sampling_params(config: SamplingConfig, chat: ChatFormat, temperature: float | None = None) -> SamplingParams:

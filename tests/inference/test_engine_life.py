@@ -23,6 +23,7 @@ from inference.engines import (  # noqa: E402
 )
 
 from rollenv.inference import Completion, EngineDead, EngineError, TorchEngine  # noqa: E402
+from rollenv.inference.base import made_before  # noqa: E402
 
 
 def test_abort_returns_at_once_what_there_is_and_frees_the_cache() -> None:
@@ -65,8 +66,11 @@ def test_a_cancelled_caller_aborts_its_session() -> None:
         task = start(engine.generate([1], greedy(900), session="a"))
         await until(lambda: engine.stats().decoded_tokens > 3)
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(asyncio.CancelledError) as caught:
             await task
+        made = made_before(caught.value)
+        assert made is not None
+        assert len(made.ids) == len(made.logprobs) == len(made.policy_versions) == engine.stats().decoded_tokens > 3
         assert engine.stats().running == 0
         await engine.generate([1], greedy(2), session="b")
         assert engine.stats().sessions == 1

@@ -19,6 +19,7 @@ from rollenv.inference import (
     SamplingParams,
     ScriptedEngine,
 )
+from rollenv.inference.base import made_before
 
 LONG = SamplingParams(max_tokens=10**6)
 
@@ -230,6 +231,22 @@ def test_a_cancelled_caller_has_stopped_the_engine_when_it_returns() -> None:
         assert (engine.running, in_flight(proxy)) == (0, [0])
 
     asyncio.run(run())
+
+
+def test_a_cancelled_caller_learns_what_was_made_of_its_completion() -> None:
+    async def main() -> None:
+        proxy = LLMProxy(engines(2, seconds_per_token=1.0))
+        task = ask(proxy, "a", prompt=[7])
+        await asyncio.sleep(3.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        made = made_before(caught.value)
+        assert made is not None
+        assert made.ids == [8, 9, 10]
+        await proxy.close()
+
+    run_jumping(main())
 
 
 def test_a_session_makes_one_completion_at_a_time() -> None:

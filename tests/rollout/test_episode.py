@@ -15,6 +15,7 @@ from rollout.fakes import END, Fragile, Letters, Recorder, babbles, model_play, 
 from rollenv.inference import Completion, EngineError
 from rollenv.rollout.env_pool import EnvPool
 from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest
+from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ScriptedPlay
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import StopReason, Trajectory
@@ -234,6 +235,53 @@ def test_a_deadline_of_the_whole_episode(world: World) -> None:
     assert (trajectory.stop, trajectory.failure.kind) == (StopReason.FAILED, "timeout")
     assert "the episode took longer than 0.05 s" in trajectory.failure.message
     assert engine.running == 0
+    assert trajectory.failure.where == "engine"  # it was the engine that was at it
+
+
+def test_a_deadline_of_the_whole_episode_names_who_was_at_it(world: World) -> None:
+    trajectory = run(model_play(world("step hang"), step_seconds=None, episode_seconds=0.3)(REQUEST))
+    assert trajectory.failure is not None
+    assert (trajectory.failure.where, trajectory.failure.kind) == ("env", "timeout")
+    assert "the episode took longer" in trajectory.failure.message
+
+
+@pytest.mark.parametrize("how", ["cancelled", "too slow", "episode too slow", "aborted by the engine"])
+def test_tokens_of_a_turn_that_never_ended_are_recorded_and_never_train(world: World, how: str) -> None:
+    """Two of ten letters are said, then it hangs; then it is cut off, one way or another."""
+
+    class Hangs(Recorder):
+        said = 0
+
+        async def _wait(self, aborted: asyncio.Event) -> None:
+            if self.said == 2:
+                await aborted.wait()
+                return
+            self.said += 1
+
+    engine = Hangs(says("ten letters"))
+    limits = {"too slow": {"generate_seconds": 0.05}, "episode too slow": {"episode_seconds": 0.05}}.get(how, {})
+
+    async def main() -> Trajectory:
+        play = asyncio.ensure_future(model_play(world(), engine, **limits)(REQUEST))
+        while engine.said < 2:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if how == "cancelled":
+            play.cancel()
+        elif how.startswith("aborted"):
+            await engine.abort("train/4/2/1")
+        return await play
+
+    trajectory = run(main())
+    assert trajectory.stop is (StopReason.ABORTED if how == "cancelled" else StopReason.FAILED)
+    (turn,) = trajectory.turns
+    assert (turn.completion, turn.action, turn.observation) == ("te", "", "t1:0")
+    assert len(turn.completion_ids) == len(turn.logprobs) == len(turn.policy_versions) == 2
+    assert not trajectory.trainable
+    ledger = Ledger()
+    ledger.dispatch()
+    ledger.settle(trajectory)
+    assert ledger.wasted_tokens == ledger.tokens == 2
 
 
 async def cancelled(work: Any, until: Callable[[], bool]) -> Trajectory:
@@ -263,7 +311,7 @@ def test_cancelling_in_a_hanging_step_ends_the_episode_at_once(freed: threading.
     assert trajectory.reward == 0.25
     assert not trajectory.trainable
     assert engine.aborted == ["train/4/2/1"]
-    assert play.pool.acquire() is made[0]  # from make(): it was not put back among the idle
+    assert run(play.pool.acquire()) is made[0]  # from make(): it was not put back among the idle
     assert not play.pool._idle
 
 

@@ -181,6 +181,42 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         assert_equal_runs(tmp_path / "whole", out)
 
 
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_a_run_does_not_depend_on_where_its_environments_are(model: Path, tmp_path: Path, executor: str) -> None:
+    train(config(tmp_path / "inline", steps=2), model)
+    placed = config(tmp_path / executor, steps=2, rollout={"env_executor": executor, "env_workers": 2})
+    train(placed, model)
+    assert_equal_runs(tmp_path / "inline", tmp_path / executor)
+
+
+def test_a_task_that_fails_for_good_is_in_quarantine_and_in_the_checkpoint(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = toys.Colours.reset
+
+    def reset(self: Any, **options: Any) -> Any:
+        if options["options"]["task"] == "colour-3":
+            raise ConnectionError("no container")
+        return original(self, **options)
+
+    monkeypatch.setattr(toys.Colours, "reset", reset)
+    settings = {"env_args": {"n_tasks": 6}, "rollout": {"quarantine_after": 4, "groups": 6}, "eval": {"every": 0}}
+    train(config(tmp_path, **settings), model)
+    lines = figures(tmp_path)
+    assert [line["tasks_in_quarantine"] for line in lines if "tasks_in_quarantine" in line] == [1, 1, 1, 1]
+    assert lines[-1]["episodes_failed"] == 4 * 3  # four samples, three attempts, in the first epoch only
+    state = checkpoint.newest(tmp_path).rollouts()  # type: ignore[union-attr]
+    assert state["buffer"]["source"]["quarantine"] == {"failures": {"colour-3": 4}}
+    assert "task 'colour-3' is in quarantine" in caplog.text
+
+
+def test_a_run_that_cannot_begin_leaves_no_process(tmp_path: Path) -> None:
+    before = Holdings()
+    with pytest.raises(RollenvError):
+        TrainRun(config(tmp_path / "out", rollout={"env_executor": "process", "env_workers": 2}), tmp_path / "no model")
+    assert not [what for what in left_since(before) if what.startswith("child process")]
+
+
 def test_a_stop_in_the_last_breath_of_a_rollout_loses_no_group(model: Path, tmp_path: Path) -> None:
     """The batch is ready and a stop is asked for in the same turn of the loop: it is trained, or played again."""
     whole, out = tmp_path / "whole", tmp_path / "broken"
