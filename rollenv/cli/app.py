@@ -12,6 +12,7 @@ from rollenv.cli.envs import envs
 from rollenv.cli.evaluate import evaluate
 from rollenv.cli.imitate import imitate
 from rollenv.cli.play import play
+from rollenv.cli.simulate import simulate
 from rollenv.cli.train import name_bare_resume, train
 from rollenv.errors import RollenvError
 
@@ -26,6 +27,7 @@ app.command()(train)
 app.command("eval")(evaluate)
 app.command()(play)
 app.command()(imitate)
+app.command()(simulate)
 app.command()(envs)
 app.command()(doctor)
 

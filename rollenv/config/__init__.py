@@ -2,6 +2,7 @@
 
 from rollenv.config.imitate import ExpertConfig, ImitateConfig, ShapeConfig
 from rollenv.config.load import load_config, parse_override
+from rollenv.config.simulate import ScenarioConfig
 from rollenv.config.train import (
     AgentConfig,
     AlgoConfig,
@@ -25,6 +26,7 @@ __all__ = [
     "OptimConfig",
     "RolloutConfig",
     "SamplingConfig",
+    "ScenarioConfig",
     "ShapeConfig",
     "TrainConfig",
     "load_config",

@@ -20,6 +20,7 @@ from rollenv.errors import RollenvError, did_you_mean
 from rollenv.registration import EnvSpec, keyword_names, spec
 
 Config = TypeVar("Config", TrainConfig, ImitateConfig)
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def load_config(
@@ -50,7 +51,7 @@ def load_config(
     data["env"] = env_spec.id
     for key, value in words:
         if key != "env":
-            _put(data, resolve_key(model, key, env_keys), value)
+            put(data, resolve_key(model, key, env_keys), value)
     given = data.get("env_args")
     unknown = [key for key in given if key not in env_keys] if isinstance(given, Mapping) else []
     if unknown:
@@ -128,7 +129,7 @@ def resolve_key(model: type[BaseModel], key: str, env_keys: Iterable[str]) -> st
     raise RollenvError(f"no key '{key}'{did_you_mean(key, [*keys, *env_full, *short])}")
 
 
-def validated(model: type[Config], data: Mapping[str, Any], where: str) -> Config:
+def validated(model: type[Checked], data: Mapping[str, Any], where: str) -> Checked:
     """`data` as a checked configuration; the first mistake as one sentence."""
     try:
         return model.model_validate(data)
@@ -150,7 +151,12 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
             into[key] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _put(data: dict[str, Any], key: str, value: Any) -> None:
+def put(data: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key in nested tables.
+
+    Raises:
+        RollenvError: a part of the key is a value, not a table.
+    """
     *path, last = key.split(".")
     for part in path:
         data = data.setdefault(part, {})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
 from rollenv.inference.base import Completion, Engine, SamplingParams, made_before
 from rollenv.inference.chat import ChatFormat, Conversation
+from rollenv.rollout.deadlines import Watch, watching, within
 from rollenv.rollout.layers import EpisodeEnv
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn
@@ -223,8 +223,8 @@ async def play_episode(
     """
     trajectory, scene = _begin(request, env_name), _Scene()
     try:
-        async with asyncio.timeout(limits.episode_seconds):
-            trajectory.stop = await _play(env, player, request, limits, trajectory, scene)
+        with watching() as watch, watch.within(limits.episode_seconds):
+            trajectory.stop = await _play(env, player, request, limits, trajectory, scene, watch)
     except asyncio.CancelledError:
         trajectory.stop = StopReason.ABORTED
     except TimeoutError:
@@ -277,15 +277,17 @@ async def _play(
     limits: EpisodeLimits,
     trajectory: Trajectory,
     scene: _Scene,
+    watch: Watch,
 ) -> StopReason:
     reset = env.areset(seed=request.seed % 2**31, options={"task": request.task})
-    observation, info = _checked_reset(await guarded(reset, "env", limits.reset_seconds, "reset"))
+    observation, info = _checked_reset(await guarded(reset, "env", limits.reset_seconds, "reset", watch))
     history = [Step(observation, info)]
+    clock = watch.loop.time  # the loop's: a simulation has a clock of its own
     while True:
         if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
         step, turn = history[-1], Turn(observation)
-        began = time.perf_counter()
+        began = clock()
         scene.where = "engine"
         try:
             turn.action = await player.act(history, turn)
@@ -293,16 +295,16 @@ async def _play(
             return StopReason.MAX_TOKENS
         except BaseException:
             if turn.completion_ids:  # a turn that never ended, but its tokens were spent
-                turn.seconds = {"generate": time.perf_counter() - began}
+                turn.seconds = {"generate": clock() - began}
                 trajectory.turns.append(turn)
             raise
         scene.where = "env"
-        acted = time.perf_counter()
+        acted = clock()
         trajectory.turns.append(turn)
         try:
-            result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step")
+            result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step", watch)
         finally:  # also of a step that came to nothing: its time was spent
-            turn.seconds = {"generate": acted - began, "env": time.perf_counter() - acted}
+            turn.seconds = {"generate": acted - began, "env": clock() - acted}
         observation, turn.reward, terminated, truncated, info = _checked_step(result)
         turn.valid_action = bool(info.get("valid_action", True))
         step.completion, step.action, step.valid_action = turn.completion, turn.action, turn.valid_action
@@ -313,16 +315,22 @@ async def _play(
         history.append(Step(observation, info))
 
 
-async def guarded(call: Awaitable[T], where: FaultPlace, seconds: float | None, what: str) -> T:
-    """Awaits `call` under a deadline and turns whatever goes wrong into a `Fault` at `where`."""
-    deadline = asyncio.timeout(seconds)
+async def guarded(
+    call: Awaitable[T], where: FaultPlace, seconds: float | None, what: str, watch: Watch | None = None
+) -> T:
+    """Awaits `call` under a deadline and turns whatever goes wrong into a `Fault` at `where`.
+
+    Args:
+        watch: the current task's; None finds it.
+    """
+    deadline = watch.within(seconds) if watch is not None else within(seconds)
     try:
-        async with deadline:
+        with deadline:
             return await call
     except Fault:  # a worker process knows better what went wrong
         raise
     except (Exception, SystemExit) as error:  # an environment that calls sys.exit() ends itself, not the run
-        if deadline.expired():
+        if deadline.expired:
             raise Fault(where, "timeout", f"{what} took longer than {seconds} s") from error
         raise Fault(where, "crash", f"{what}: {describe(error)}") from error
 

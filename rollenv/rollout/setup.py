@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from rollenv.config.train import RolloutConfig, SamplingConfig
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
 from rollenv.inference.proxy import LLMProxy
-from rollenv.inference.torch_engine import TorchEngine
 from rollenv.registration import EnvSpec, make
 from rollenv.rollout.buffer import BatchPlan
 from rollenv.rollout.env_pool import Environments, EnvPool, close_aside
@@ -23,6 +20,9 @@ from rollenv.rollout.sources import Curriculum, InOrder, TaskSource
 from rollenv.rollout.timeline import Timeline
 from rollenv.seeding import TaskOrder, derive_seed
 
+if TYPE_CHECKING:
+    from rollenv.inference.torch_engine import TorchEngine
+
 
 def model_engine(
     model: Any, tokenizer: Any, device: str, config: RolloutConfig, timeline: Timeline | None = None
@@ -32,6 +32,8 @@ def model_engine(
     draw = timeline.engine if timeline is not None else (lambda engine, name: engine)
     if config.replicas == 1:
         return draw(_torch_engine(model, tokenizer, device, config), "engine")
+    import torch  # here and below: a simulation needs only the rest of this file
+
     here = torch.cuda.device_count() if device == "cuda" else 0
     devices = [f"cuda:{i % here}" if here else device for i in range(config.replicas)]
     engines = [draw(_torch_engine(model, tokenizer, on, config), f"replica-{i}") for i, on in enumerate(devices)]
@@ -40,6 +42,10 @@ def model_engine(
 
 
 def _torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
+    import torch
+
+    from rollenv.inference.torch_engine import TorchEngine
+
     return TorchEngine(
         model,
         tokenizer=tokenizer,
