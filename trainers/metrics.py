@@ -72,6 +72,7 @@ class MetricsWriter:
             {
                 "step": step,
                 "index": group.request.index,
+                "env": group.trajectories[0].env,
                 "task": group.request.task,
                 "trained": group.request.index in trained,
                 "rewards": [t.reward for t in group.trainable],

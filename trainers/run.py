@@ -18,12 +18,10 @@ from typing import Any
 
 import torch
 
-from rollenv.agents import make_agent
 from rollenv.config.train import TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
 from rollenv.files import write_atomically
-from rollenv.registration import EnvSpec, spec
 from rollenv.rollout.bias import BiasReport
 from rollenv.rollout.buffer import Batch, SampleBuffer
 from rollenv.rollout.chaos import Chaos
@@ -33,17 +31,17 @@ from rollenv.rollout.figures import batch_figures, latency_figures, waste_figure
 from rollenv.rollout.layers import MakeLayer
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
-from rollenv.rollout.quarantine import Quarantine, Quarantined
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import batch_plan, env_pool, episode_limits, model_engine, sampling_params, task_source
+from rollenv.rollout.setup import batch_plan, episode_limits, model_engine, sampling_params
 from rollenv.rollout.timeline import TRAINER, Timeline, span
-from rollenv.seeding import TaskOrder, derive_seed
+from rollenv.seeding import derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.data import trained_return
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.grpo import GRPOTrainer
 from rollenv.trainers.metrics import MetricsWriter
 from rollenv.trainers.policy import Policy, load_model
+from rollenv.trainers.world import World, Worlds
 
 log = logging.getLogger(__name__)
 
@@ -88,25 +86,16 @@ class TrainRun:
         self.step = 0
         self._result: dict[str, Any] = {}
         self._figures: dict[str, Any] | None = None  # of a step whose evaluation is still to come
-        self.spec: EnvSpec = spec(config.env)
-        self._pool = env_pool(self.spec, config.env_args, config.rollout)
+        self.worlds = Worlds(config)
         try:
-            self._prepare_world()
             self._prepare_policy(resume)
             self._prepare_rollouts(resume)
             self._metrics = MetricsWriter(self.folder, self.step)
         except BaseException:
-            self._pool.close()  # its processes are running already
+            self.worlds.close()  # their processes are running already
             raise
 
     # -- preparation ---------------------------------------------------------------------------------------
-
-    def _prepare_world(self) -> None:
-        config = self.config
-        self.tasks = self._pool.tasks
-        self.agent = make_agent(self.spec, config.agent.name, config.agent.arguments)
-        size = min(config.eval.episodes, len(self.tasks.ids(config.eval.split)))
-        self.panel = self.tasks.panel(config.eval.split, size)
 
     def _prepare_policy(self, resume: checkpoint.Checkpoint | None) -> None:
         config = self.config
@@ -131,7 +120,7 @@ class TrainRun:
         ledger.abandon()
         bias = BiasReport()
         self.scheduler = Scheduler(
-            self._play("train", config.sampling.temperature),
+            self.worlds.play(lambda world: self._play(world, "train", config.sampling.temperature)),
             config.rollout.concurrency,
             config.rollout.max_attempts,
             ledger,
@@ -141,11 +130,7 @@ class TrainRun:
         if self._timeline is not None:
             self._timeline.queue_depth = lambda: self.scheduler.queued
         plan = batch_plan(config.rollout, lambda trajectory: trained_return(trajectory, config.algo))
-        order = TaskOrder(self.tasks.ids(config.split), derive_seed(config.seed, "tasks"))
-        self.quarantine = Quarantine(config.rollout.quarantine_after)
-        source = task_source(config.rollout, order, config.seed)
-        source = Quarantined(source, self.quarantine, self.tasks.ids(config.split))
-        buffer = SampleBuffer(plan, source, config.seed)
+        buffer = SampleBuffer(plan, self.worlds.source(config), config.seed)
         self.controller = RolloutController(self.scheduler, buffer, bias)
         if resume is not None and state is not None:
             self._check_resumed(state)
@@ -153,23 +138,19 @@ class TrainRun:
             self.controller.load_state_dict(resume.rollouts())
 
     def _check_resumed(self, state: dict[str, Any]) -> None:
-        if state["tasks_sha256"] != self.tasks_sha256:
+        here = self.worlds.tasks_sha256
+        if state["tasks_sha256"] != here:
             raise RollenvError(
                 f"the tasks of split '{self.config.split}' are not those of the checkpoint "
-                f"(sha256 {self.tasks_sha256[:12]}, it had {state['tasks_sha256'][:12]}): give the same data"
+                f"(sha256 {here[:12]}, it had {state['tasks_sha256'][:12]}): give the same data"
             )
 
-    @property
-    def tasks_sha256(self) -> str:
-        """Hash over the content of the training split's first thousand tasks (and of the whole set's facts)."""
-        return self.tasks.sha256(self.tasks.ids(self.config.split)[:1000])
-
-    def _play(self, label: str, temperature: float) -> ModelPlay:
+    def _play(self, world: World, label: str, temperature: float) -> ModelPlay:
         config, chat = self.config, self.policy.chat
-        limits = episode_limits(config.rollout, self.spec, self.engine.max_length)
+        limits = episode_limits(config.rollout, world.spec, self.engine.max_length)
         sampling = sampling_params(config.sampling, chat, temperature)
         layers = self._layers(limits)
-        return ModelPlay(self._pool, self.spec.id, self.agent, self.engine, chat, sampling, limits, label, layers)
+        return ModelPlay(world.pool, world.spec.id, world.agent, self.engine, chat, sampling, limits, label, layers)
 
     def _layers(self, limits: EpisodeLimits) -> tuple[MakeLayer, ...]:
         """What stands between episodes and the world: injected faults next to it, who draws them in front."""
@@ -209,7 +190,7 @@ class TrainRun:
             await self.scheduler.close()
             await self.engine.close()
             self.trainer.close()
-            self._pool.close()
+            self.worlds.close()
             self._metrics.close()
             if self._timeline is not None:
                 self._timeline.close()
@@ -238,7 +219,7 @@ class TrainRun:
             with span(self._timeline, "rollout wait"):
                 batch = await self._interruptible(self.controller.next_batch())
             # Here, not as groups finish: what a seed decides must not depend on who was first.
-            for task in self.quarantine.book(batch.played):
+            for task in self.worlds.book(batch):
                 log.warning("task '%s' is in quarantine: its episodes failed for good too often", task)
             queues = {"queue_begin": float(queue), "queue_end": float(self.scheduler.queued)}
             played = time.perf_counter()
@@ -253,7 +234,7 @@ class TrainRun:
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]
         figures |= latency_figures([t for group in batch.played for t in group.trajectories]) | queues
-        figures["tasks_in_quarantine"] = len(self.quarantine)
+        figures["tasks_in_quarantine"] = self.worlds.in_quarantine
         figures = {"step": self.step, **figures, **self._ledger_figures()}
         self._draw_figures(figures)
         self._on_figures("step", figures)
@@ -300,13 +281,20 @@ class TrainRun:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _evaluate(self) -> dict[str, Any]:
-        config = self.config
-        play = self._play(f"eval-{self.step}", config.eval.temperature)
-        began = time.perf_counter()
-        seed = derive_seed(config.seed, "eval")
-        work = play_panel(play, self.panel, seed, config.rollout.concurrency)
-        summary: Summary = summarize(self.spec.id, self.panel, await self._interruptible(work))
-        figures = {
+        """The figures of the panels: bare for the run's first world, with its name behind them for any other."""
+        figures: dict[str, Any] = {}
+        for world in self.worlds.all:
+            behind = f"/{world.spec.name}" if figures else ""
+            figures |= {f"{name}{behind}": value for name, value in (await self._play_panel(world)).items()}
+        self._on_figures("eval", {"step": self.step, **figures})
+        return figures
+
+    async def _play_panel(self, world: World) -> dict[str, Any]:
+        config, began = self.config, time.perf_counter()
+        play = self._play(world, f"eval-{self.step}{world.name}", config.eval.temperature)
+        work = play_panel(play, world.panel, derive_seed(config.seed, "eval"), config.rollout.concurrency)
+        summary: Summary = summarize(world.spec.id, world.panel, await self._interruptible(work))
+        return {
             "eval_success": summary.success_rate,
             "eval_ci95": list(summary.ci95),
             "eval_reward": summary.mean_reward,
@@ -316,8 +304,6 @@ class TrainRun:
             "eval_tasks_sha256": summary.tasks_sha256,
             "eval_seconds": time.perf_counter() - began,
         }
-        self._on_figures("eval", {"step": self.step, **figures})
-        return figures
 
     def _checkpoint(self) -> checkpoint.Checkpoint:
         with span(self._timeline, "checkpoint", step=self.step):
@@ -333,7 +319,7 @@ class TrainRun:
             "model": self._model,
             "ledger": self.scheduler.ledger.to_dict(),
             "boundary": self._boundary.to_dict(),
-            "tasks_sha256": self.tasks_sha256,
+            "tasks_sha256": self.worlds.tasks_sha256,
             "figures": self._figures,
         }
         rollouts = self.controller.state_dict()

@@ -241,6 +241,21 @@ class InjectConfig(Section):
         return max(*env, self.engine_error, self.engine_hang) > 0
 
 
+class MixtureConfig(Section):
+    """A further environment of a run."""
+
+    env: str
+    """Id or short name of the environment."""
+    env_args: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments."""
+    agent: AgentConfig = AgentConfig()
+    """Its agent."""
+    split: str = "train"
+    """Split of its tasks to train on."""
+    weight: float = Field(1.0, gt=0)
+    """Its share of the groups, relative to the others'."""
+
+
 class TrainConfig(Section):
     """A training run."""
 
@@ -256,6 +271,10 @@ class TrainConfig(Section):
     """Training steps."""
     split: str = "train"
     """Split of the tasks to train on."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the groups, relative to those of `mixture`."""
+    mixture: list[MixtureConfig] = Field(default_factory=list)
+    """Further environments that the same policy trains on (`[[mixture]]` in a file), each with a weight."""
     out: str | None = None
     """Folder of the run; none makes `runs/<env>-<time>`."""
     device: str = "auto"

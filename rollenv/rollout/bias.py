@@ -36,8 +36,8 @@ class BiasReport:
         for key in self._keys(trajectory):
             self._dispatched[key] = self._dispatched.get(key, 0) + 1
         if trajectory.stop not in (StopReason.FAILED, StopReason.ABORTED):
-            successes, n = self._tasks.get(trajectory.task, (0, 0))
-            self._tasks[trajectory.task] = [successes + bool(trajectory.success), n + 1]
+            successes, n = self._tasks.get(_task(trajectory), (0, 0))
+            self._tasks[_task(trajectory)] = [successes + bool(trajectory.success), n + 1]
 
     def trained(self, group: Group) -> None:
         """A group was trained."""
@@ -69,7 +69,7 @@ class BiasReport:
     def _level(self, trajectory: Trajectory) -> str:
         """The task's difficulty when its group was first heard of: trained and dispatched episodes must agree on it."""
         if trajectory.group not in self._levels:
-            successes, n = self._tasks.get(trajectory.task, (0, 0))
+            successes, n = self._tasks.get(_task(trajectory), (0, 0))
             self._levels[trajectory.group] = f"success {_bin(successes / n, DIFFICULTY)}" if n else "new"
         return self._levels[trajectory.group]
 
@@ -87,6 +87,10 @@ class BiasReport:
         """Continues from `state_dict`."""
         self._dispatched, self._trained = dict(state["dispatched"]), dict(state["trained"])
         self._tasks, self._levels = dict(state["tasks"]), dict(state["levels"])
+
+
+def _task(trajectory: Trajectory) -> str:
+    return f"{trajectory.env} {trajectory.task}"
 
 
 def _bin(value: float, edges: tuple[float, ...]) -> str:

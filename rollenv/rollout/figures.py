@@ -19,6 +19,7 @@ PERCENTILES = (50, 95, 99)
 
 FIGURES = {
     "success": "share of the episodes that solved their task",
+    "success/*": "the same, by environment, in a run of several",
     "reward": "mean return",
     "turns": "mean turns per episode",
     "invalid_actions": "share of the actions that the environment refused",
@@ -56,19 +57,30 @@ def batch_figures(batch: Batch) -> dict[str, float]:
     episodes = [t for group in batch.played for t in group.trainable]
     n = max(1, len(episodes))
     turns = sum(len(t.turns) for t in episodes)
-    return {
-        "success": sum(bool(t.success) for t in episodes) / n,
-        "reward": sum(t.reward for t in episodes) / n,
-        "turns": turns / n,
-        "invalid_actions": sum(not turn.valid_action for t in episodes for turn in t.turns) / max(1, turns),
-        "episodes": float(len(episodes)),
-        "groups": float(len(batch.groups)),
-        "groups_without_signal": float(len(batch.idle)),
-        "tokens": float(sum(t.n_prompt_tokens + t.n_completion_tokens for t in episodes)),
-        "completion_tokens": float(sum(t.n_completion_tokens for t in episodes)),
-        "staleness_max": float(max(batch.staleness, default=0)),
-        "staleness_mean": sum(batch.staleness) / max(1, len(batch.staleness)),
-    } | {f"stale_tokens/{age}": float(count) for age, count in staleness_histogram(batch.groups, batch.version)}
+    return (
+        _success_figures(episodes)
+        | {
+            "reward": sum(t.reward for t in episodes) / n,
+            "turns": turns / n,
+            "invalid_actions": sum(not turn.valid_action for t in episodes for turn in t.turns) / max(1, turns),
+            "episodes": float(len(episodes)),
+            "groups": float(len(batch.groups)),
+            "groups_without_signal": float(len(batch.idle)),
+            "tokens": float(sum(t.n_prompt_tokens + t.n_completion_tokens for t in episodes)),
+            "completion_tokens": float(sum(t.n_completion_tokens for t in episodes)),
+            "staleness_max": float(max(batch.staleness, default=0)),
+            "staleness_mean": sum(batch.staleness) / max(1, len(batch.staleness)),
+        }
+        | {f"stale_tokens/{age}": float(count) for age, count in staleness_histogram(batch.groups, batch.version)}
+    )
+
+
+def _success_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    by_env: dict[str, list[bool]] = {}
+    for t in episodes:
+        by_env.setdefault(t.env, []).append(bool(t.success))
+    parts = {f"success/{env}": sum(these) / len(these) for env, these in sorted(by_env.items()) if len(by_env) > 1}
+    return {"success": sum(bool(t.success) for t in episodes) / max(1, len(episodes))} | parts
 
 
 def staleness_histogram(groups: Iterable[Group], version: int) -> list[tuple[int, int]]:
