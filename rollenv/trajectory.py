@@ -5,7 +5,7 @@ Invariant: `prompt_ids` and `completion_ids` are the tokens the engine saw and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -95,6 +95,23 @@ class Segment:
     logprobs: list[float]
     policy_versions: list[int]
     turns: list[int]
+
+
+def plain(value: Any) -> Any:
+    """`value` in terms that JSON has: numpy's numbers and arrays as Python's, what else it cannot say as its text.
+
+    >>> plain({"r_type": 0.5, ("a",): {1}})
+    {'r_type': 0.5, "('a',)": '{1}'}
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return str(value)
 
 
 @dataclass(slots=True)

@@ -19,6 +19,8 @@ from rollenv.errors import RollenvError
 from rollenv.files import new_folder, sweep_folders
 from rollenv.trainers.policy import Policy
 
+FORMAT = 2
+"""Of what a checkpoint holds; another one is refused."""
 _NAME = re.compile(r"step-(\d+)")
 
 
@@ -35,8 +37,14 @@ class Checkpoint:
         return self.folder / "model"
 
     def state(self) -> dict[str, Any]:
-        """Content of `state.json`. Raises RollenvError when it is missing or torn."""
-        return self._json("state.json")
+        """Content of `state.json`. Raises RollenvError when it is missing, torn or of another version of rollenv."""
+        state = self._json("state.json")
+        if state.get("format") != FORMAT:
+            raise RollenvError(
+                f"checkpoint '{self.folder}' is of format {state.get('format', 1)}, this version of rollenv reads "
+                f"format {FORMAT}: start the run anew from its model, --model {self.model}"
+            )
+        return state
 
     def rollouts(self) -> dict[str, Any]:
         """Content of `rollouts.json`. Raises RollenvError when it is missing or torn."""
@@ -78,7 +86,7 @@ def write(
             policy.save(temporary / "model")
             torch.save(tensors, temporary / "trainer.pt")
             (temporary / "rollouts.json").write_text(json.dumps(rollouts))
-            (temporary / "state.json").write_text(json.dumps(state, indent=1))
+            (temporary / "state.json").write_text(json.dumps({"format": FORMAT} | state, indent=1))
     except Exception as error:  # each library has its own class for a full disk
         last = newest(run)
         whole = f"the last whole one is '{last.folder}'" if last else "there is none yet"

@@ -11,10 +11,10 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -43,6 +43,7 @@ from rollenv.trainers.metrics import MetricsWriter
 from rollenv.trainers.policy import Policy, load_model
 from rollenv.trainers.world import World, Worlds
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 OnFigures = Callable[[str, dict[str, Any]], None]
@@ -121,7 +122,7 @@ class TrainRun:
         bias = BiasReport()
         self.scheduler = Scheduler(
             self.worlds.play(lambda world: self._play(world, "train", config.sampling.temperature)),
-            config.rollout.concurrency,
+            self.worlds.concurrency(config.rollout.concurrency),
             config.rollout.max_attempts,
             ledger,
             straggler_seconds=config.rollout.straggler_seconds,
@@ -267,8 +268,11 @@ class TrainRun:
             self._timeline.counter(TRAINER, "staleness", mean=mean, max=most)
             self._timeline.flush()
 
-    async def _interruptible(self, work: Any) -> Any:
+    async def _interruptible(self, work: Coroutine[Any, Any, T]) -> T:
         """Awaits `work`; when a stop is asked for first, checkpoints the state of the last boundary and raises."""
+        if self._stop.is_set():  # here: work that is done at once would win against the stop, again and again
+            work.close()
+            raise Interrupted(self._checkpoint().folder, self.step)
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

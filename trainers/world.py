@@ -88,6 +88,12 @@ class Worlds:
         plays = {world.name: make(world) for world in self.all}
         return plays[""] if "" in plays else _Mixed(plays)
 
+    def concurrency(self, wanted: int) -> int:
+        """Episodes in flight at most. Where the environments allow fewer, more would only wait at their door, and
+        count as stragglers there."""
+        bounds = [world.spec.max_concurrency for world in self.all]
+        return min(wanted, sum(bound if bound is not None else wanted for bound in bounds))
+
     def book(self, batch: Batch) -> list[str]:
         """Counts the final failures of a batch; returns the tasks that are in quarantine from now on."""
         gone = []

@@ -48,6 +48,7 @@ MAY_CHANGE = (
     "threads",
     "rollout.env_executor",
     "rollout.env_workers",
+    "rollout.quarantine_after",
     "eval.every",
     "checkpoint.every",
     "checkpoint.keep",

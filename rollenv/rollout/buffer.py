@@ -98,10 +98,19 @@ class SampleBuffer:
     # -- events ---------------------------------------------------------------------------------------------
 
     def admit(self) -> list[GroupRequest]:
-        """The groups that start now: as many as the bound allows, and the extra ones of the batch."""
+        """The groups that start now: as many as the bound allows, and the extra ones of the batch.
+
+        Raises:
+            RollenvError: the source has no task left; nothing has changed.
+        """
         extra = 0 if self._closed else self.plan.extra_groups
         n = admissible(self.plan.eta, self.version, self.plan.groups, self._taken, extra)
-        requests = [self._request() for _ in range(n)]
+        requests: list[GroupRequest] = []
+        try:
+            requests.extend(self._request() for _ in range(n))
+        except BaseException:  # no task is left: those that were drawn wait for a better day
+            self._again = requests + self._again
+            raise
         self._running |= {request.index: request for request in requests}
         return requests
 

@@ -52,7 +52,8 @@ class Chaos:
 
     def layer(self, request: EpisodeRequest) -> Layer:
         """The faults of one attempt: to be put among the `layers` of a play, as the first of them."""
-        place = (self._seed, request.seed, request.group, request.sample, request.attempt)
+        tries = (request.attempt, request.collateral, request.life)
+        place = (self._seed, request.seed, request.group, request.sample, *tries)
         return _Faults(self.config, place, self._limits)
 
 
@@ -82,7 +83,8 @@ class _Faults(Layer):
         if failure is not None and self.under_way and failure.where == place:
             said = "injected" in failure.message
             message = failure.message if said else f"injected {self.under_way}: {failure.message}"
-            trajectory.failure = replace(failure, message=message, injected=self.under_way)
+            # Who was made to break its worker is not collateral, whomever the worker was busy with.
+            trajectory.failure = replace(failure, message=message, injected=self.under_way, collateral=False)
 
 
 class _FaultyEnv:

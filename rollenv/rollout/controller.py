@@ -7,9 +7,11 @@ play with the weights of version v, whatever order they finish in.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from rollenv.errors import RollenvError
 from rollenv.rollout.bias import BiasReport
 from rollenv.rollout.buffer import Batch, SampleBuffer
 from rollenv.rollout.groups import Group, GroupProgress, GroupRequest
@@ -69,7 +71,8 @@ class RolloutController:
     def weights_updated(self, version: int) -> None:
         """The engine has new weights: more may start."""
         self._discard(self.buffer.weights_updated(version))
-        self.admit()
+        with contextlib.suppress(RollenvError):  # there is no task left: `next_batch` says so, when the step is booked
+            self.admit()
 
     def _handle(self, event: Group | int) -> None:
         if isinstance(event, Group):

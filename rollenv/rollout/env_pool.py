@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -52,6 +54,11 @@ class Gate:
         self._inside = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def bounded(self) -> bool:
+        """Whether anyone may have to wait."""
+        return self._limit is not None
+
     async def enter(self) -> None:
         """Waits for a place."""
         if self._limit is None or self._inside < self._limit:
@@ -94,6 +101,7 @@ class EnvPool:
     ) -> None:
         self._make, self._executor = make, executor
         self._gate = Gate(max_concurrency)
+        self._closing: set[threading.Thread] = set()
         self._idle: list[TextEnv] = [] if first is None else [self._placed(first)]
 
     @property
@@ -117,22 +125,30 @@ class EnvPool:
             raise
 
     def release(self, env: TextEnv, healthy: bool) -> None:
-        """Takes one back. An unhealthy one is never used again; closing it may hang, so nobody waits for that."""
-        self._gate.leave()
+        """Takes one back. An unhealthy one is never used again: it is closed aside, as that may hang, and its place is
+        free when it has closed, or after `CLOSE_SECONDS`."""
         if healthy:
             self._idle.append(env)
-        else:
-            close_aside([env])
+            self._gate.leave()
+            return
+        self._closing = {thread for thread in self._closing if thread.is_alive()}
+        if not self._gate.bounded:
+            self._closing.add(close_aside([env]))
+            return
+        place = _Place(asyncio.get_running_loop(), self._gate)
+        self._closing.add(close_aside([env], place.leave))
 
     def close(self) -> None:
-        """Closes the idle ones; those on threads may hang, and are given up after `CLOSE_SECONDS`."""
+        """Closes the idle ones and waits for those that are closing; what hangs is given up after `CLOSE_SECONDS`."""
         idle, self._idle = self._idle, []
         for env in idle:
             if env.executor == "inline":
                 _close_quietly(env)
-        closing = close_aside([env for env in idle if env.executor != "inline"])
-        closing.join(CLOSE_SECONDS)
-        if closing.is_alive():
+        self._closing.add(close_aside([env for env in idle if env.executor != "inline"]))
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in self._closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._closing):
             log.warning("an environment did not close in %g s and was given up", CLOSE_SECONDS)
 
     def _new(self) -> TextEnv:
@@ -144,12 +160,32 @@ class EnvPool:
         return env
 
 
-def close_aside(envs: list[TextEnv]) -> threading.Thread:
-    """Closes environments on a thread that holds nobody up."""
+class _Place:
+    """A place behind a gate that is left once: when told from any thread, or when time is up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, gate: Gate) -> None:
+        self._loop, self._gate, self._left = loop, gate, False
+        self._timer = loop.call_later(CLOSE_SECONDS, self._leave)
+
+    def leave(self) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits at the gate
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        self._timer.cancel()
+        if not self._left:
+            self._left = True
+            self._gate.leave()
+
+
+def close_aside(envs: list[TextEnv], then: Callable[[], None] = lambda: None) -> threading.Thread:
+    """Closes environments on a thread that holds nobody up, and calls `then` there."""
 
     def close_all() -> None:
         for env in envs:
             _close_quietly(env)
+        then()
 
     thread = threading.Thread(target=close_all, name="env-discard", daemon=True)
     thread.start()

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,6 +148,9 @@ class Worker:
 
     def _take(self, answer: Answer) -> None:
         pending = self._pending.popleft()
+        if pending.verb == "setup" and answer.error is not None:
+            self._end(Fault("env", "crash", f"a worker process could not prepare the environment: {answer.error}"))
+            return
         self.started = True
         self._watch_first()
         if pending.future is None or pending.future.done():
@@ -211,15 +215,17 @@ class Worker:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def _how_it_died(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.2)  # its socket closes a moment before it can be waited for
-        code = self.process.returncode
-        if code is None:
+        """In words. It is not reaped: its process group keeps its number until `kill` has reached what is left."""
+        deadline = time.monotonic() + 0.2  # its socket closes a moment before it can be waited for
+        while (status := _status(self.process)) is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if status is None:
             return "closed its connection"
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+        if status.si_code == os.CLD_EXITED:
+            return f"ended with exit code {status.si_status}"
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(status.si_status).name}"
+        return f"was killed by signal {status.si_status}"
 
     def ask_to_stop(self) -> None:
         """Asks it to close its environments and to end; without a loop, and without waiting."""
@@ -298,6 +304,14 @@ class Worker:
         if answer.error is not None:
             raise RollenvError(f"a worker process could not prepare the environment: {answer.error}")
         self._take(answer)
+
+
+def _status(process: subprocess.Popen[bytes]) -> os.waitid_result | None:
+    """How a child has ended, without reaping it; None: it runs, or somebody has reaped it."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return None
 
 
 def collateral() -> Fault:

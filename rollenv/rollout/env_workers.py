@@ -6,6 +6,7 @@ takes down what lived in it: one episode is to blame, the others are collateral 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -155,15 +156,20 @@ class WorkerPool:
     def release(self, env: TextEnv, healthy: bool) -> None:
         """Takes one back. An unhealthy one is closed by its process and never used again."""
         assert isinstance(env, RemoteEnv)
-        self._gate.leave()
         worker = env.worker
-        if worker.ended:
-            return
-        worker.load -= 1
-        if healthy:
+        if not worker.ended:
+            worker.load -= 1
+            if not healthy:  # its place is free when it has closed
+                dropped = worker.call(Request("drop", env.number), CLOSE_SECONDS)
+                dropped.add_done_callback(self._dropped)
+                return
             self._idle[worker].append(env)
-        else:
-            worker.tell(Request("drop", env.number), CLOSE_SECONDS)
+        self._gate.leave()
+
+    def _dropped(self, answer: asyncio.Future[Any]) -> None:
+        if not answer.cancelled():
+            answer.exception()  # seen: what it says on closing changes nothing for anyone
+        self._gate.leave()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Has all processes close their environments and end; kills those that have not after `seconds`."""

@@ -18,7 +18,7 @@ from rollenv.inference.chat import ChatFormat, Conversation
 from rollenv.rollout.deadlines import Watch, watching, within
 from rollenv.rollout.layers import EpisodeEnv
 from rollenv.seeding import derive_seed
-from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn
+from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn, plain
 
 T = TypeVar("T")
 
@@ -310,7 +310,7 @@ async def _play(
         step.completion, step.action, step.valid_action = turn.completion, turn.action, turn.valid_action
         if terminated or truncated:
             trajectory.success = bool(info["success"]) if "success" in info else None
-            trajectory.info = {key: info[key] for key in ("reward_parts",) if key in info}
+            trajectory.info = {key: plain(info[key]) for key in ("reward_parts",) if key in info}
             return StopReason.TERMINATED if terminated else StopReason.TRUNCATED
         history.append(Step(observation, info))
 

@@ -57,6 +57,7 @@ class Scheduler:
         self._running: dict[asyncio.Task[None], tuple[GroupProgress, int]] = {}
         self._of_group: dict[GroupProgress, set[asyncio.Task[None]]] = {}
         self._groups: dict[int, GroupProgress] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # cancelled, not over
         self._events: deque[Group | int] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._broken: BaseException | None = None
@@ -135,14 +136,14 @@ class Scheduler:
 
     async def cancel(self, indices: Collection[int]) -> None:
         """Drops groups: their queued episodes never start, their running ones are aborted in engine and environment
-        before this returns. Groups that are not here are ignored."""
-        tasks: set[asyncio.Task[None]] = set()
+        before this returns, and so are spares of groups that have become complete. Groups that are not here are
+        ignored."""
         for index in indices:
             if (progress := self._groups.pop(index, None)) is not None:
                 for trajectory in progress.ended_episodes:
                     self.ledger.discard(trajectory)
-                tasks |= self._stop(progress)
-        await asyncio.gather(*tasks, return_exceptions=True)
+                self._stop(progress)
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def drain(self) -> None:
         """Starts nothing more until `go_on`, and waits until nothing runs."""
@@ -165,12 +166,11 @@ class Scheduler:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _stop(self, progress: GroupProgress) -> set[asyncio.Task[None]]:
+    def _stop(self, progress: GroupProgress) -> None:
         """Nothing more of this group is needed."""
-        tasks = self._of_group.pop(progress)
-        for task in tasks:
+        for task in self._of_group.pop(progress):
             task.cancel()
-        return tasks
+            self._ending.add(task)
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._concurrency and not self._held:
@@ -186,6 +186,7 @@ class Scheduler:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         progress, _ = self._running.pop(task)
+        self._ending.discard(task)
         if progress in self._of_group:
             self._of_group[progress].discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout.fakes import ended, failed
 
+from rollenv.errors import RollenvError
 from rollenv.rollout.buffer import BatchPlan, SampleBuffer
 from rollenv.rollout.groups import Group, GroupRequest
-from rollenv.rollout.sources import InOrder
+from rollenv.rollout.sources import Draw, InOrder
 from rollenv.seeding import TaskOrder
 
 ORDER = TaskOrder([f"t{i}" for i in range(11)], seed=5)
@@ -235,6 +236,22 @@ def test_a_batch_that_is_not_full_cannot_be_taken() -> None:
         buffer.close()
     with pytest.raises(ValueError, match="not full"):
         buffer.take()
+
+
+def test_when_no_task_is_left_nothing_that_was_drawn_is_lost() -> None:
+    class Dry(InOrder):
+        def draw(self) -> Draw:
+            if self._cursor == 3:
+                raise RollenvError("all tasks are in quarantine")
+            return super().draw()
+
+    buffer = SampleBuffer(plan_of(), Dry(ORDER), 0)
+    for _ in range(2):
+        with pytest.raises(RollenvError):
+            buffer.admit()
+        state = buffer.state_dict()
+        assert [request["index"] for request in state["again"]] == [0, 1, 2]
+        assert state["running"] == []
 
 
 def test_a_failed_group_counts_but_carries_no_signal() -> None:

@@ -185,6 +185,28 @@ def test_unbiased_batches_wait_unless_a_group_straggles(straggler: float | None,
     run_jumping(main())
 
 
+def test_spares_have_ended_too_when_a_batch_is_handed_over() -> None:
+    """Aborting takes its time in an engine far away: the batch waits for it."""
+
+    class SlowAbort(Sleeps):
+        async def __call__(self, request: EpisodeRequest) -> Trajectory:
+            trajectory = await super().__call__(request)
+            if trajectory.stop is StopReason.ABORTED:
+                await asyncio.sleep(0.05)
+            return trajectory
+
+    scheduler = Scheduler(SlowAbort(lambda request: 1.0 + request.sample), 64)
+    plan = BatchPlan(2, 2, filter_mode="keep", extra_samples=2)
+    controller = RolloutController(scheduler, SampleBuffer(plan, InOrder(ORDER), 3))
+
+    async def main() -> None:
+        await controller.next_batch()
+        assert scheduler.ledger.in_flight == scheduler.in_flight == 0
+        assert scheduler.ledger.cancelled == 4
+
+    run_jumping(main())
+
+
 class Inline(Fragile):
     """On the loop: a clock that jumps does not wait for threads."""
 

@@ -140,6 +140,23 @@ def test_a_stop_in_the_last_breath_of_a_rollout_loses_no_group(model: Path, tmp_
     assert_equal_runs(whole, out)
 
 
+def test_a_stop_is_heard_when_batches_are_always_ready(model: Path, tmp_path: Path) -> None:
+    """With rollouts faster than training nobody ever waits for a batch."""
+
+    async def main() -> None:
+        def on(kind: str, figures: dict[str, Any]) -> None:
+            if kind == "step" and figures["step"] == 3:
+                run.request_stop()
+
+        rollout = {"eta": 2.0, "concurrency": 64}
+        run = TrainRun(config(tmp_path, steps=30, rollout=rollout, eval={"every": 0}), model, on_figures=on)
+        with pytest.raises(Interrupted) as stopped:
+            await run.train()
+        assert stopped.value.step <= 4
+
+    asyncio.run(main())
+
+
 def test_a_run_ahead_of_its_training_stays_within_its_bound_and_resumes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,7 +413,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert contents(tmp_path / "checkpoints") == ["step-000002", "step-000010"]
     last = checkpoint.newest(tmp_path)
     assert last is not None
-    assert last.state() == {"step": 10}
+    assert last.state() == {"format": checkpoint.FORMAT, "step": 10}
     assert last.rollouts() == {"again": []}
     assert last.tensors()["x"].tolist() == [1, 1]
 
@@ -445,7 +462,7 @@ def test_a_full_disk_is_one_sentence_and_older_checkpoints_stay_whole(
     assert contents(tmp_path / "checkpoints") == ["step-000001"]
     last = checkpoint.newest(tmp_path)
     assert last is not None
-    assert last.state() == {"step": 1}
+    assert last.state()["step"] == 1
     assert last.tensors()["x"].tolist() == [1, 1]
     assert (last.model / "model.safetensors").stat().st_size > 1000
 
@@ -480,6 +497,13 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path, name: s
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(RollenvError, match=f"no whole {name}"):
         {"state.json": made.state, "rollouts.json": made.rollouts, "trainer.pt": made.tensors}[name]()
+
+
+def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    made = written(tmp_path, 1)
+    (made.folder / "state.json").write_text('{"step": 1}')
+    with pytest.raises(RollenvError, match=r"of format 1, this version of rollenv reads format \d: start the run anew"):
+        made.state()
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------
