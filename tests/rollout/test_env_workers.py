@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,30 @@ def test_an_environment_that_always_kills_its_process_fails_for_good_and_alone(p
     assert [t.stop is StopReason.FAILED for t in episodes] == [True] * 2 + [False] * 6
     assert all(t.failure is not None and not t.failure.collateral and t.attempt == 2 for t in episodes[:2])
     assert ledger.failures["env/crash"] == 6 == pool.deaths
+    assert ledger.balanced
+
+
+@pytest.mark.parametrize("fault", ["segfault", "exit"])
+def test_a_crash_takes_what_the_environment_has_started_with_it(pools: Pools, tmp_path: Path, fault: str) -> None:
+    pool = pools(1, helper=True)
+    (failed,) = [t for t in played(pool, [f"{fault}-1"], concurrency=1)[0] if t.sample == 0]
+    assert failed.failure is not None
+    (worker,) = pool.workers
+    deadline = time.monotonic() + 20
+    started = [int(path.name) for path in (tmp_path / "pids").iterdir()]
+    assert len(started) >= 2 * 6
+    while [pid for pid in started if alive(pid)] not in ([], [worker.process.pid]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in started if alive(pid)] in ([], [worker.process.pid])
+
+
+def test_a_process_that_cannot_be_prepared_serves_nobody(pools: Pools) -> None:
+    """One of two is killed and its successor finds nothing to make: the other one goes on for both."""
+    pool = pools(2)
+    pool._setup = replace(pool._setup, made_of=b"torn")
+    os.kill(pool.workers[0].process.pid, signal.SIGKILL)
+    episodes, ledger = played(pool, ["good-1", "good-2", "good-3", "good-4"], concurrency=4)
+    assert all(t.stop is StopReason.TERMINATED for t in episodes)
     assert ledger.balanced
 
 
