@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rollenv.config.train import InjectConfig
 from rollenv.inference.base import Completion, Engine, EngineError, SamplingParams
-from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest, Fault
-from rollenv.rollout.layers import EngineLayer, EpisodeEnv, Layer
+from rollenv.rollout.episode import EpisodeEnv, EpisodeLimits, EpisodeRequest, Fault
+from rollenv.rollout.layers import EngineLayer, Layer
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Trajectory
 

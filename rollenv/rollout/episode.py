@@ -16,7 +16,6 @@ from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
 from rollenv.inference.base import Completion, Engine, SamplingParams, made_before
 from rollenv.inference.chat import ChatFormat, Conversation
 from rollenv.rollout.deadlines import Watch, watching, within
-from rollenv.rollout.layers import EpisodeEnv
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn, plain
 
@@ -63,6 +62,20 @@ class Fault(Exception):
 
 class OutOfTokens(Exception):
     """The next prompt would not leave room for an answer."""
+
+
+class EpisodeEnv(Protocol):
+    """What an episode needs of its environment."""
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """See `rollenv.TextEnv.areset`."""
+        ...
+
+    async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See `rollenv.TextEnv.astep`."""
+        ...
 
 
 class Player(Protocol):

@@ -7,29 +7,14 @@ things through one. Invariant: an episode played through a plain `Layer` is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from rollenv.inference.base import Completion, Engine, SamplingParams
+from rollenv.rollout.episode import EpisodeEnv, EpisodeRequest
 from rollenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import torch
-
-    from rollenv.rollout.episode import EpisodeRequest
-
-
-class EpisodeEnv(Protocol):
-    """What an episode needs of its environment."""
-
-    async def areset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """See `rollenv.TextEnv.areset`."""
-        ...
-
-    async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """See `rollenv.TextEnv.astep`."""
-        ...
 
 
 class Layer:
@@ -47,7 +32,7 @@ class Layer:
         """The attempt is over; what is written into its trajectory here is what the scheduler gets to see."""
 
 
-MakeLayer = Callable[["EpisodeRequest"], Layer]
+MakeLayer = Callable[[EpisodeRequest], Layer]
 """Makes the layer of one attempt."""
 
 

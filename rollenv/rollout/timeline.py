@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from rollenv.errors import RollenvError
 from rollenv.inference.base import Completion, Engine, SamplingParams
-from rollenv.rollout.layers import EngineLayer, EpisodeEnv, Layer
+from rollenv.rollout.layers import EngineLayer, Layer
 from rollenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import torch
 
-    from rollenv.rollout.episode import EpisodeRequest
+    from rollenv.rollout.episode import EpisodeEnv, EpisodeRequest
 
 TRAINER, ENGINES, EPISODES = "trainer", "engines", "episodes"
 _FLUSH_BYTES, _FLUSH_SECONDS = 1 << 16, 1.0
