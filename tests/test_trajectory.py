@@ -170,7 +170,8 @@ def test_the_written_form_can_be_read_without_rollenv() -> None:
     written = json.loads(json.dumps(failed.to_dict()))
     assert written["stop"] == "failed"
     assert written["reward"] == 0.5
-    assert written["failure"] == {"where": "env", "kind": "timeout", "message": "no answer", "turn": 0}
+    fault = {"where": "env", "kind": "timeout", "message": "no answer", "turn": 0}
+    assert written["failure"] == fault | {"collateral": False, "injected": ""}
     assert written["turns"][0]["completion_ids"] == [2]
 
 

@@ -132,7 +132,9 @@ def test_every_figure_is_documented_and_those_of_the_clock_are_known() -> None:
     ledger = Ledger()
     ledger.dispatch()
     ledger.settle(failed(request(0)))
-    stale = Batch(1, [group(0, [ended(request(0))])])
+    elsewhere = ended(request(0))
+    elsewhere.env = "another"
+    stale = Batch(1, [group(0, [ended(request(0)), elsewhere])])
     figures = batch_figures(stale) | latency_figures([timed((1.0, 1.0))]) | waste_figures(Ledger(), ledger)
     for name in [*figures, "queue_begin", "queue_end"]:
         assert [key for key in FIGURES if fnmatch.fnmatchcase(name, key)], f"{name} is not in FIGURES"
