@@ -151,7 +151,11 @@ class SampleBuffer:
         return self._overdue(self._left()) <= self._excess
 
     def close(self) -> Surplus:
-        """Ends the admission for the full batch, and lets go what exceeds the bound."""
+        """Ends the admission for the full batch, and lets go what exceeds the bound.
+
+        Raises:
+            ValueError: the batch is not full.
+        """
         self._require_full()
         self._closed = True
         surplus = set(self._surplus())
@@ -163,8 +167,14 @@ class SampleBuffer:
         return Surplus(running, finished)
 
     def take(self) -> Batch:
-        """The batch of the current version, which must be full and closed."""
+        """The batch of the current version.
+
+        Raises:
+            ValueError: it is not full, or not closed.
+        """
         self._require_full()
+        if not self._closed:
+            raise ValueError("the batch is taken before it is closed: what is surplus would run on")
         chosen, idle = self._chosen(), self._idle
         gone = {group.request.index for group in chosen}
         self._ready, self._idle = [g for g in self._ready if g.request.index not in gone], []

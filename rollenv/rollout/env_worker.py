@@ -87,10 +87,6 @@ class Worker:
         self._ask(request, seconds, future)
         return future
 
-    def tell(self, request: Request, seconds: float) -> None:
-        """Asks for something that nobody waits for (outside a loop, it is sent when there is one)."""
-        self._ask(request, seconds, None)
-
     def _ask(self, request: Request, seconds: float, future: asyncio.Future[Any] | None) -> None:
         if self.ended:
             if future is not None:
