@@ -31,9 +31,9 @@ from rollenv.config.train import AlgoConfig, OptimConfig
 from rollenv.inference.base import SamplingParams
 from rollenv.inference.torch_engine import TorchEngine
 from rollenv.rollout.groups import Group, GroupRequest
-from rollenv.trainers.grpo import GRPOTrainer
 from rollenv.trainers.policy import Policy
 from rollenv.trainers.scratch import ScratchShape, new_model, train_tokenizer
+from rollenv.trainers.step import PolicyTrainer
 from rollenv.trajectory import StopReason, Trajectory, Turn
 
 GROUPS, GROUP_SIZE, PROMPT, COMPLETION = 16, 8, 192, 64
@@ -59,11 +59,11 @@ def make_prompts(tokenizer: Any, words: list[str], steps: int) -> list[list[list
 
 
 class Ours:
-    """rollenv: the embedded engine samples, GRPOTrainer updates, the weights go back to the engine."""
+    """rollenv: the embedded engine samples, PolicyTrainer updates, the weights go back to the engine."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.policy = Policy.of(copy.deepcopy(model), tokenizer)
-        self.trainer = GRPOTrainer(self.policy, AlgoConfig(), OptimConfig(lr=LEARNING_RATE), total_steps=1000)
+        self.trainer = PolicyTrainer(self.policy, AlgoConfig(), OptimConfig(lr=LEARNING_RATE), total_steps=1000)
         self.engine = TorchEngine(model, tokenizer=tokenizer)
         self.step_index = 0
 

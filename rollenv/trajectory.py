@@ -66,6 +66,8 @@ class Turn:
         logprobs: T_c natural-log probabilities under the distribution they were sampled from.
         policy_versions: T_c versions of the weights that made each token.
     `seconds` has wall-clock parts: `generate`, `env`, and others a later reader may add.
+    `branch_returns`: what other episodes earned from here on, that were played from a snapshot of the state in which
+    this turn began (discounted to this turn); empty where none were.
     """
 
     observation: str
@@ -79,6 +81,7 @@ class Turn:
     reward: float = 0.0
     valid_action: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
+    branch_returns: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

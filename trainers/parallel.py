@@ -82,15 +82,15 @@ class GradientWorkers:
 
 
 def _replica(policy: Policy) -> Policy:
-    model = copy.deepcopy(policy.model)
-    for own, shared in zip(model.parameters(), policy.model.parameters(), strict=True):
+    replica = replace(policy, model=copy.deepcopy(policy.model), value_head=copy.deepcopy(policy.value_head))
+    for own, shared in zip(replica.parameters(), policy.parameters(), strict=True):
         own.data = shared.data
         own.grad = None
-    return replace(policy, model=model)
+    return replica
 
 
 def _move_gradients(source: Policy, target: Policy) -> None:
-    for own, shared in zip(source.model.parameters(), target.model.parameters(), strict=True):
+    for own, shared in zip(source.parameters(), target.parameters(), strict=True):
         if own.grad is not None:
             shared.grad = own.grad if shared.grad is None else shared.grad.add_(own.grad)
             own.grad = None

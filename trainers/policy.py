@@ -23,13 +23,17 @@ Precision = Literal["fp32", "bf16"]
 
 @dataclass(slots=True)
 class Policy:
-    """A model to train. Weights stay in fp32; `precision` is that of the arithmetic (autocast for bf16)."""
+    """A model to train. Weights stay in fp32; `precision` is that of the arithmetic (autocast for bf16).
+
+    `value_head` [d -> 1] makes values of its hidden states, for PPO; it is no part of what is saved or sampled from.
+    """
 
     model: PreTrainedModel
     tokenizer: Any
     chat: ChatFormat
     device: torch.device
     precision: Precision
+    value_head: torch.nn.Module | None = None
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu", precision: Precision = "fp32") -> Policy:
@@ -54,6 +58,11 @@ class Policy:
         """Autocast, when the precision asks for it."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             yield
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the model, then those of the value head."""
+        head = [] if self.value_head is None else list(self.value_head.parameters())
+        return [*self.model.parameters(), *head]
 
     def hidden(self, row: PackedRow) -> Tensor:
         """Last hidden states of a packed row, shape [T, d]."""
@@ -82,12 +91,30 @@ class Policy:
             temperature: that of the sampling whose policy is trained.
             entropy_gradient: whether the entropy carries a gradient.
         """
+        hidden_ND = self.hidden_at(row, rows_N)
+        return self.logprobs_of(hidden_ND, targets_N, temperature, entropy_gradient)
+
+    def hidden_at(self, row: PackedRow, rows_N: Tensor) -> Tensor:
+        """Last hidden states at some places of a packed row, shape [N, d]."""
         with self.arithmetic():
-            logits_NV = self.logits(self.hidden(row)[rows_N]) / temperature
+            return self.hidden(row)[rows_N]
+
+    def logprobs_of(
+        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """`logprobs`, from hidden states."""
+        with self.arithmetic():
+            logits_NV = self.logits(hidden_ND) / temperature
         logp_NV = torch.log_softmax(logits_NV, dim=-1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
         return logp_NV.gather(1, targets_N[:, None]).squeeze(1), entropy_N
+
+    def values_of(self, hidden_ND: Tensor) -> Tensor:
+        """Values of hidden states, fp32, shape N. Only with a value head."""
+        assert self.value_head is not None
+        values_N: Tensor = self.value_head(hidden_ND.float()).squeeze(-1)
+        return values_N
 
     def state(self) -> dict[str, Tensor]:
         """The weights by name, detached, for the engine."""

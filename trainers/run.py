@@ -38,9 +38,9 @@ from rollenv.seeding import derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.data import trained_return
 from rollenv.trainers.device import choose_device
-from rollenv.trainers.grpo import GRPOTrainer
 from rollenv.trainers.metrics import MetricsWriter
 from rollenv.trainers.policy import Policy, load_model
+from rollenv.trainers.step import PolicyTrainer
 from rollenv.trainers.world import World, Worlds
 
 T = TypeVar("T")
@@ -103,9 +103,17 @@ class TrainRun:
         device = choose_device(config.device, config.threads)
         model, tokenizer = load_model(resume.model if resume else self._model)
         self.policy = Policy.of(model, tokenizer, device, config.optim.precision)
-        self.trainer = GRPOTrainer(self.policy, config.algo, config.optim, config.steps, config.sampling.temperature)
+        self.trainer = PolicyTrainer(
+            self.policy,
+            config.algo,
+            config.optim,
+            config.steps,
+            config.sampling.temperature,
+            config.critic,
+            self.worlds.algos,
+        )
         if resume is not None:
-            if config.algo.kl_coef > 0:
+            if self.trainer.needs_reference:
                 self.trainer.set_reference(Policy.load(self._model, device, config.optim.precision))
             tensors = resume.tensors()
             self.trainer.load_state_dict(tensors["trainer"])
@@ -130,7 +138,8 @@ class TrainRun:
         )
         if self._timeline is not None:
             self._timeline.queue_depth = lambda: self.scheduler.queued
-        plan = batch_plan(config.rollout, lambda trajectory: trained_return(trajectory, config.algo))
+        algos = self.worlds.algos
+        plan = batch_plan(config.rollout, lambda t: trained_return(t, algos.get(t.env, config.algo)))
         buffer = SampleBuffer(plan, self.worlds.source(config), config.seed)
         self.controller = RolloutController(self.scheduler, buffer, bias)
         if resume is not None and state is not None:

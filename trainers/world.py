@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rollenv.agents import make_agent
 from rollenv.agents.base import ChatAgent
-from rollenv.config.train import MixtureConfig, TrainConfig
+from rollenv.config.train import AlgoConfig, MixtureConfig, TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.registration import EnvSpec, spec
 from rollenv.rollout.buffer import Batch
@@ -38,6 +38,7 @@ class World:
     weight: float
     panel: Panel
     quarantine: Quarantine
+    algo: AlgoConfig
 
     @property
     def tasks_sha256(self) -> str:
@@ -61,7 +62,12 @@ class Worlds:
 
     def __init__(self, config: TrainConfig) -> None:
         main = MixtureConfig(
-            env=config.env, env_args=config.env_args, agent=config.agent, split=config.split, weight=config.weight
+            env=config.env,
+            env_args=config.env_args,
+            agent=config.agent,
+            split=config.split,
+            weight=config.weight,
+            algo=config.algo,
         )
         parts = [main, *config.mixture]
         specs = [spec(part.env) for part in parts]
@@ -87,6 +93,11 @@ class Worlds:
         """Plays an episode in the world that it belongs to."""
         plays = {world.name: make(world) for world in self.all}
         return plays[""] if "" in plays else _Mixed(plays)
+
+    @property
+    def algos(self) -> dict[str, AlgoConfig]:
+        """The algorithm of each world, by name."""
+        return {world.name: world.algo for world in self.all}
 
     def concurrency(self, wanted: int) -> int:
         """Episodes in flight at most. Where the environments allow fewer, more would only wait at their door, and
@@ -138,4 +149,5 @@ def _world(part: MixtureConfig, env_spec: EnvSpec, config: TrainConfig, name: st
         pool.close()  # its processes are running already
         raise
     quarantine = Quarantine(config.rollout.quarantine_after)
-    return World(name, env_spec, pool, agent, part.split, part.weight, panel, quarantine)
+    algo = part.algo or config.algo
+    return World(name, env_spec, pool, agent, part.split, part.weight, panel, quarantine, algo)

@@ -169,7 +169,7 @@ def _continued(folder: Path, env: str | None, file: Path | None, words: Sequence
 def _with_changes(old: TrainConfig, env: str | None, file: Path | None, words: Sequence[str]) -> TrainConfig:
     """The old settings with those that were given now."""
     from rollenv.config import TrainConfig, load_config
-    from rollenv.config.load import parse_override, resolve_key
+    from rollenv.config.load import apply_words, parse_override
     from rollenv.registration import keyword_names, spec
 
     if file is not None:
@@ -178,12 +178,7 @@ def _with_changes(old: TrainConfig, env: str | None, file: Path | None, words: S
     data = old.model_dump(mode="json")
     env_spec = spec(env or old.env)
     data["env"] = env_spec.id
-    for key, value in map(parse_override, words):
-        *path, last = resolve_key(TrainConfig, key, keyword_names(env_spec.load())).split(".")
-        place = data
-        for part in path:
-            place = place[part]
-        place[last] = value
+    apply_words(TrainConfig, data, map(parse_override, words), keyword_names(env_spec.load()))
     return _validated(data)
 
 

@@ -5,6 +5,7 @@ Later wins: defaults, the environment's own `train_config`, the user's TOML file
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import tomllib
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rollenv.config.imitate import ImitateConfig
+from rollenv.config.presets import find_preset, replaced_algo
 from rollenv.config.train import Section, TrainConfig
 from rollenv.errors import RollenvError, did_you_mean
 from rollenv.registration import EnvSpec, keyword_names, spec
@@ -33,7 +35,7 @@ def load_config(
         env: `--env`; may be left out when `file` names it.
         file: the user's TOML file.
         overrides: `key=value` words. A key is dotted (`optim.lr`), or its last part alone where that is unambiguous
-            (`lr`); arguments of the environment may be given bare (`data=DIR`).
+            (`lr`); arguments of the environment may be given bare (`data=DIR`); `algo=NAME` takes a preset.
 
     Raises:
         RollenvError: whatever is wrong, with the key and the nearest right one.
@@ -47,11 +49,9 @@ def load_config(
     env_keys = keyword_names(env_spec.load())
     data: dict[str, Any] = {}
     for layer in (shipped_config(env_spec, model), user):
-        _merge(data, layer)
+        merge_layer(data, layer)
     data["env"] = env_spec.id
-    for key, value in words:
-        if key != "env":
-            put(data, resolve_key(model, key, env_keys), value)
+    apply_words(model, data, [word for word in words if word[0] != "env"], env_keys)
     given = data.get("env_args")
     unknown = [key for key in given if key not in env_keys] if isinstance(given, Mapping) else []
     if unknown:
@@ -59,6 +59,69 @@ def load_config(
             f"environment '{env_spec.name}' takes no argument '{unknown[0]}'{did_you_mean(unknown[0], env_keys)}"
         )
     return validated(model, data, str(file) if file else "configuration")
+
+
+def apply_words(
+    model: type[BaseModel], data: dict[str, Any], words: Iterable[tuple[str, Any]], env_keys: Iterable[str]
+) -> None:
+    """Puts `key=value` words, already parsed, into nested tables, one after another.
+
+    Raises:
+        RollenvError: a key or a preset that there is not.
+    """
+    for key, value in words:
+        if key == "algo" and key in model.model_fields:
+            merge_layer(data, {"algo": value})
+        else:
+            full = resolve_key(model, key, env_keys)
+            if full == "algo.loss":
+                _forget_bounds(data, value)
+            put(data, full, value)
+    _complete_mixture(data)
+
+
+def merge_layer(data: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Merges `layer` into `data`, its values over those there. `algo` may be a preset's name, or a table that names one
+    (`preset`) beside what it sets itself.
+
+    Raises:
+        RollenvError: there is no such preset.
+    """
+    algo = layer.get("algo")
+    if isinstance(algo, str):
+        algo = {"preset": algo}
+    if isinstance(algo, Mapping):
+        name = algo.get("preset")
+        if name is not None:
+            data["algo"] = replaced_algo(data.get("algo"))
+            for key, value in find_preset(str(name)).settings.items():
+                put(data, key, value)
+        if "loss" in algo:
+            _forget_bounds(data, algo["loss"])
+        layer = {**layer, "algo": {key: value for key, value in algo.items() if key != "preset"}}
+    _merge(data, layer)
+
+
+def _forget_bounds(data: Mapping[str, Any], loss: Any) -> None:
+    """Another loss comes with its own clipping bounds."""
+    algo = data.get("algo")
+    if isinstance(algo, dict) and algo.get("loss", "ppo_clip") != loss:
+        for key in ("clip_low", "clip_high", "dual_clip"):
+            algo.pop(key, None)
+
+
+def _complete_mixture(data: dict[str, Any]) -> None:
+    """The algorithm of a further environment is the run's own with what differs. (What a preset sets outside of `algo`
+    is the whole run's.)"""
+    entries = data.get("mixture")
+    if not isinstance(entries, list):
+        return
+    data["mixture"] = list(entries)
+    for place, entry in enumerate(entries):
+        if isinstance(entry, Mapping) and isinstance(entry.get("algo"), (str, Mapping)) and entry["algo"] != "none":
+            own: dict[str, Any] = copy.deepcopy({"algo": data.get("algo", {})})
+            merge_layer(own, {"algo": entry["algo"]})
+            data["mixture"][place] = {**entry, "algo": own["algo"]}
 
 
 def parse_override(word: str) -> tuple[str, Any]:

@@ -24,7 +24,7 @@ from rollenv.rollout.play import ModelPlay  # noqa: E402
 from rollenv.rollout.scheduler import Scheduler  # noqa: E402
 from rollenv.rollout.sources import InOrder  # noqa: E402
 from rollenv.seeding import TaskOrder, derive_seed  # noqa: E402
-from rollenv.trainers.grpo import GRPOTrainer  # noqa: E402
+from rollenv.trainers.step import PolicyTrainer  # noqa: E402
 
 STEPS, GROUPS, SIZE, SEED = 5, 6, 5, 21
 
@@ -48,7 +48,7 @@ class Run:
 
     def __init__(self, env: type[toys.Colours], **engine: Any) -> None:
         self.policy = toys.warm_policy()
-        self.trainer = GRPOTrainer(
+        self.trainer = PolicyTrainer(
             self.policy,
             AlgoConfig.model_validate({"clip_high": 0.28}),
             OptimConfig.model_validate({"lr": 1e-3, "epochs": 2, "minibatches": 2, "microbatch_tokens": 128}),

@@ -17,9 +17,9 @@ from rollenv.config.train import AlgoConfig, OptimConfig  # noqa: E402
 from rollenv.rollout.groups import Group, GroupRequest  # noqa: E402
 from rollenv.rollout.selection import has_signal  # noqa: E402
 from rollenv.trainers.data import samples_of, train_tokens, trained_return, turn_advantages  # noqa: E402
-from rollenv.trainers.grpo import GRPOTrainer  # noqa: E402
 from rollenv.trainers.optim import adamw, lr_factor  # noqa: E402
 from rollenv.trainers.policy import Policy  # noqa: E402
+from rollenv.trainers.step import PolicyTrainer  # noqa: E402
 from rollenv.trajectory import Failure, StopReason, Trajectory, Turn  # noqa: E402
 
 torch.set_num_threads(1)
@@ -140,7 +140,7 @@ def reference_loss(
 def step_gradients(origin: Policy, groups: list[Group], a: AlgoConfig, o: OptimConfig, temperature: float) -> Any:
     """(gradients of the step's only update, metrics)."""
     policy = fresh(origin)
-    trainer = GRPOTrainer(policy, a, o, total_steps=1, temperature=temperature)
+    trainer = PolicyTrainer(policy, a, o, total_steps=1, temperature=temperature)
     if a.kl_coef:
         trainer.set_reference(toys.policy(seed=8))
     kept: dict[str, Any] = {}
@@ -202,7 +202,7 @@ def test_micro_batch_size_does_not_change_the_weights(origin: Policy) -> None:
     weights = []
     for tokens in (64, 100_000):
         policy = fresh(origin)
-        trainer = GRPOTrainer(policy, algo(), optim(microbatch_tokens=tokens), total_steps=3)
+        trainer = PolicyTrainer(policy, algo(), optim(microbatch_tokens=tokens), total_steps=3)
         for seed in range(3):
             trainer.step(make_groups(seed))
         weights.append(policy.state())
@@ -215,7 +215,7 @@ def test_epochs_and_minibatches_equal_a_reference_loop(origin: Policy, epochs: i
     """The proximal policy is frozen before the first update; each minibatch takes every k-th group."""
     a, groups = algo(dual_clip=3.0, clip_high=0.28), make_groups(seed=4)
     policy = fresh(origin)
-    trainer = GRPOTrainer(policy, a, optim(epochs=epochs, minibatches=minibatches), total_steps=1)
+    trainer = PolicyTrainer(policy, a, optim(epochs=epochs, minibatches=minibatches), total_steps=1)
     metrics = trainer.step(groups)
     slow = fresh(origin)
     plain_model(slow)
@@ -266,7 +266,7 @@ def test_observation_tokens_never_train(origin: Policy) -> None:
 def test_without_signal_nothing_changes_and_the_schedule_moves_on(origin: Policy) -> None:
     policy = fresh(origin)
     before = {name: tensor.clone() for name, tensor in policy.state().items()}
-    trainer = GRPOTrainer(policy, algo(), optim(schedule="linear", weight_decay=0.1), total_steps=10)
+    trainer = PolicyTrainer(policy, algo(), optim(schedule="linear", weight_decay=0.1), total_steps=10)
     for groups in ([], make_groups()[2:4]):
         metrics = trainer.step(groups)
         assert (metrics["updates"], metrics["trained_tokens"], metrics["loss"]) == (0, 0, 0)
@@ -275,7 +275,7 @@ def test_without_signal_nothing_changes_and_the_schedule_moves_on(origin: Policy
 
 
 def test_the_schedule_counts_training_steps_not_updates_or_turns(origin: Policy) -> None:
-    trainer = GRPOTrainer(
+    trainer = PolicyTrainer(
         fresh(origin), algo(), optim(schedule="cosine", warmup=2, epochs=2, minibatches=2), total_steps=6
     )
     lrs = [trainer.step(make_groups(seed))["lr"] for seed in range(6)]
@@ -293,7 +293,7 @@ def test_schedules_by_hand() -> None:
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(origin: Policy) -> None:
     policy = fresh(origin)
-    trainer = GRPOTrainer(policy, algo(), optim(), total_steps=2)
+    trainer = PolicyTrainer(policy, algo(), optim(), total_steps=2)
     before = {name: tensor.clone() for name, tensor in policy.state().items()}
     parameter = next(policy.model.parameters())
     hook = parameter.register_hook(lambda grad: grad * math.nan)
@@ -341,17 +341,17 @@ def test_metrics_by_hand(origin: Policy) -> None:
 
 def test_the_reference_of_the_kl_term_is_the_policy_at_the_start_and_stays(origin: Policy) -> None:
     policy = fresh(origin)
-    trainer = GRPOTrainer(policy, algo(kl_coef=0.1), optim(), total_steps=3)
+    trainer = PolicyTrainer(policy, algo(kl_coef=0.1), optim(), total_steps=3)
     assert trainer.step(make_groups())["kl"] == pytest.approx(0, abs=1e-6)
     assert trainer.step(make_groups())["kl"] > 1e-4
 
 
 def test_trainer_state_round_trip_continues_identically(origin: Policy) -> None:
     policy = fresh(origin)
-    trainer = GRPOTrainer(policy, algo(), optim(schedule="linear"), total_steps=4)
+    trainer = PolicyTrainer(policy, algo(), optim(schedule="linear"), total_steps=4)
     trainer.step(make_groups(0))
     twin = fresh(policy)
-    other = GRPOTrainer(twin, algo(), optim(schedule="linear"), total_steps=4)
+    other = PolicyTrainer(twin, algo(), optim(schedule="linear"), total_steps=4)
     other.load_state_dict(copy.deepcopy(trainer.state_dict()))
     a, b = trainer.step(make_groups(1)), other.step(make_groups(1))
     assert a == b

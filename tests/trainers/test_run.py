@@ -20,9 +20,9 @@ from rollenv.conformance.resources import Holdings, left_since  # noqa: E402
 from rollenv.errors import RollenvError  # noqa: E402
 from rollenv.rollout.timeline import Timeline  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
-from rollenv.trainers.grpo import GRPOTrainer  # noqa: E402
 from rollenv.trainers.metrics import MetricsWriter, read_groups, read_metrics  # noqa: E402
 from rollenv.trainers.run import Interrupted, TrainRun  # noqa: E402
+from rollenv.trainers.step import PolicyTrainer  # noqa: E402
 from rollenv.trajectory import StopReason  # noqa: E402
 
 
@@ -286,13 +286,13 @@ class TrainedOn:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.groups: list[Any] = []
-        original = GRPOTrainer.step
+        original = PolicyTrainer.step
 
         def step(trainer: Any, groups: Any) -> Any:
             self.groups.extend(groups)
             return original(trainer, groups)
 
-        monkeypatch.setattr(GRPOTrainer, "step", step)
+        monkeypatch.setattr(PolicyTrainer, "step", step)
 
 
 @pytest.mark.parametrize("eta", [0.0, 1.0])

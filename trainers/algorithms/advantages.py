@@ -1,4 +1,4 @@
-"""Group-relative advantages: pure functions from what a group earned to an advantage per episode or per turn.
+"""Advantages from returns: pure functions from what a group earned to an advantage per episode or per turn.
 
 `returns_G` has the G returns of the trainable episodes of one task; an advantage per episode has the same shape and
 dtype.
@@ -36,6 +36,42 @@ def rloo(returns_G: Tensor) -> Tensor:
     if size < 2:
         return torch.zeros_like(returns_G)
     return (returns_G - returns_G.mean()) * (size / (size - 1))
+
+
+def liteppo(returns_G: Tensor, batch_std: float) -> Tensor:
+    """(R - mean of the group) / (standard deviation over the batch + 1e-6) (LitePPO, arXiv 2508.08221)."""
+    return dr_grpo(returns_G) / (batch_std + EPSILON)
+
+
+def raft(returns_G: Tensor) -> Tensor:
+    """1 for the group's best episodes, 0 for the others (RAFT++, arXiv 2504.11343: it trains on what was rewarded).
+
+    A group whose returns are all equal says nothing about what is better, and gives 0.
+    """
+    if returns_G.numel() < 2 or bool(returns_G.max() == returns_G.min()):
+        return torch.zeros_like(returns_G)
+    return (returns_G == returns_G.max()).to(returns_G.dtype)
+
+
+def turn_returns(rewards: Sequence[Sequence[float]], gamma: float = 0.95, scale: bool = True) -> list[list[float]]:
+    """R_t = sum over k >= t of gamma^(k - t) r_k against the group's other episodes at the same turn, divided by their
+    standard deviation + 1e-6 with `scale`. A turn that only one episode reached gives 0.
+
+    Args:
+        rewards: per episode of the group, the reward of each turn.
+
+    Returns:
+        Per episode, the advantage of each turn.
+    """
+    return gigpo_steps(rewards, [range(len(episode)) for episode in rewards], gamma, scale)
+
+
+def most_spread(returns: Sequence[Sequence[float]], share: float) -> list[int]:
+    """Places, in order, of the `share` of groups whose returns have the largest standard deviation, one at least
+    (StarPO-S, arXiv 2504.20073: 0.25)."""
+    spread = [float(torch.tensor(r, dtype=torch.float64).std(correction=0)) if len(r) > 1 else 0.0 for r in returns]
+    by_spread = sorted(range(len(returns)), key=lambda i: (-spread[i], i))
+    return sorted(by_spread[: max(1, round(share * len(returns)))])
 
 
 def gigpo_steps(
@@ -77,4 +113,4 @@ def _discounted(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
-"""Those per episode, by the name used in `algo.advantage`; `gigpo` adds `gigpo_steps` to `grpo`."""
+"""Those per episode that compare it with its group and nothing else, by the name used in `algo.advantage`."""

@@ -1,4 +1,4 @@
-"""Estimators of KL(pi || ref) from samples of pi, per token (Schulman, "Approximating KL divergence", 2020).
+"""KL(pi || ref) from samples of pi, per token (Schulman, "Approximating KL divergence", 2020), and its coefficient.
 
 `logp_N` is the current policy's (with gradient), `ref_logp_N` the reference's; the results have shape N.
 """
@@ -31,3 +31,12 @@ def k3(logp_N: Tensor, ref_logp_N: Tensor) -> Tensor:
 
 KL: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 """By the name used in `algo.kl_estimator`."""
+
+
+def adapted(coefficient: float, kl: float, target: float, episodes: int, horizon: int = 10_000) -> float:
+    """The coefficient after `episodes` whose divergence was `kl`: larger where that is above `target`.
+
+    coefficient * (1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon) (Ziegler et al., arXiv 1909.08593).
+    """
+    error = min(0.2, max(-0.2, kl / target - 1))
+    return coefficient * (1 + error * episodes / horizon)
