@@ -37,6 +37,7 @@ FIGURES = {
     "turn_tokens_max": "the longest turn",
     "episode_tokens_mean": "sampled tokens per episode",
     "episode_tokens_max": "the longest episode",
+    "collapse_signs": "signs of a collapse that the step showed (health.*), 0 also when one has just been reported",
     "value_loss": "the critic's loss, mean over updates",
     "value_clipped_share": "share of its tokens whose value had moved too far to count",
     "value_mean": "mean of the critic's values before the step",

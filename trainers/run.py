@@ -38,6 +38,7 @@ from rollenv.seeding import derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.data import trained_return
 from rollenv.trainers.device import choose_device
+from rollenv.trainers.health import CollapseDetector
 from rollenv.trainers.metrics import MetricsWriter
 from rollenv.trainers.policy import Policy, load_model
 from rollenv.trainers.step import PolicyTrainer
@@ -87,6 +88,8 @@ class TrainRun:
         self.step = 0
         self._result: dict[str, Any] = {}
         self._figures: dict[str, Any] | None = None  # of a step whose evaluation is still to come
+        self._health = CollapseDetector(config.health)
+        self._collapse: str | None = None
         self.worlds = Worlds(config)
         try:
             self._prepare_policy(resume)
@@ -146,6 +149,9 @@ class TrainRun:
             self._check_resumed(state)
             self.step, self._figures = int(state["step"]), state["figures"]
             self.controller.load_state_dict(resume.rollouts())
+            if "health" in state:
+                self._health.load_state_dict(state["health"])
+                self._collapse = state["collapse"]
 
     def _check_resumed(self, state: dict[str, Any]) -> None:
         here = self.worlds.tasks_sha256
@@ -178,7 +184,8 @@ class TrainRun:
 
         Raises:
             Interrupted: it was asked to stop; a checkpoint has been written.
-            RollenvError: episodes fail and fail (a checkpoint has been written), or the disk is full.
+            RollenvError: episodes fail and fail, or the policy collapses and `health.action` is `stop` (a checkpoint
+                has been written in both cases), or the disk is full.
         """
         try:
             await self.engine.update_weights(self.step, self.policy.state())
@@ -186,9 +193,11 @@ class TrainRun:
                 self._figures = {"step": 0}
             if self._figures is not None:
                 await self._finish_step()
+                self._stop_if_collapsed()
             while self.step < self.config.steps:
                 self._figures = await self._one_step()
                 await self._finish_step()
+                self._stop_if_collapsed()
             return self._result
         except RollenvError:
             # What was trained since the last checkpoint is not lost with the environment or the engine that broke.
@@ -246,9 +255,22 @@ class TrainRun:
         figures |= latency_figures([t for group in batch.played for t in group.trajectories]) | queues
         figures["tasks_in_quarantine"] = self.worlds.in_quarantine
         figures = {"step": self.step, **figures, **self._ledger_figures()}
+        self._judge(figures)
         self._draw_figures(figures)
         self._on_figures("step", figures)
         return figures
+
+    def _judge(self, figures: dict[str, Any]) -> None:
+        """Looks for signs of a collapse, and acts as `health.action` says; a stop waits until the step is written."""
+        self._collapse = self._health.observe(figures)
+        figures["collapse_signs"] = self._health.signs
+        if self._collapse is None or self.config.health.action == "stop":
+            return
+        if self.config.health.action == "slow":
+            self.trainer.lr_scale *= self.config.health.slow_factor
+            log.warning("%s: the learning rate is now %g of what it was to be", self._collapse, self.trainer.lr_scale)
+        else:
+            log.warning("%s", self._collapse)
 
     async def _learn(self, batch: Batch) -> dict[str, Any]:
         if self.config.rollout.eta > 0:
@@ -270,6 +292,14 @@ class TrainRun:
         self._boundary = Ledger.from_dict(ledger.to_dict())
         totals = ("failed", "discarded", "retried", "wasted_tokens")
         return {f"episodes_{name}": getattr(ledger, name) for name in totals} | waste_figures(before, ledger)
+
+    def _stop_if_collapsed(self) -> None:
+        if self._collapse is not None and self.config.health.action == "stop":
+            raise RollenvError(
+                f"{self._collapse}: the run in '{self.folder}' stops, as health.action says; begin anew from one of "
+                "its checkpoints with other settings (--model CHECKPOINT/model), or go on all the same with "
+                f"--resume {self.folder} health.action=warn"
+            )
 
     def _draw_figures(self, figures: dict[str, Any]) -> None:
         if self._timeline is not None:
@@ -334,6 +364,8 @@ class TrainRun:
             "boundary": self._boundary.to_dict(),
             "tasks_sha256": self.worlds.tasks_sha256,
             "figures": self._figures,
+            "health": self._health.state_dict(),
+            "collapse": self._collapse,
         }
         rollouts = self.controller.state_dict()
         write_atomically(self.folder / "bias.json", [json.dumps(self.controller.bias.rows(), indent=1)])

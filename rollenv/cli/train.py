@@ -52,8 +52,10 @@ MAY_CHANGE = (
     "eval.every",
     "checkpoint.every",
     "checkpoint.keep",
+    "health.action",
 )
-"""Settings that a resumed run may change: none of them touches what a step computes, but for the schedule's length."""
+"""Settings that a resumed run may change: none of them touches what a step computes, but for the schedule's length, and
+for a collapse that comes."""
 
 _BARE = "--resume="
 
