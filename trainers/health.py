@@ -46,11 +46,13 @@ class CollapseDetector:
             if reason is not None:
                 seen[name] = reason
         self._streaks = {name: self._streaks.get(name, 0) + 1 for name in seen}
-        self._remember(figures)
+        self._remember({name: figures[name] for name in figures if name != "grad_norm" or "gradient" not in seen})
         ripe = [name for name, steps in self._streaks.items() if steps >= self._config.patience]
         if not ripe:
             return None
         self._streaks = {}
+        if "gradient" in ripe:
+            self._last["grad_norm"] = []  # a spike is not usual; one that stays is, once it has been reported
         steps = f"{self._config.patience} steps in a row" if self._config.patience > 1 else "this step"
         return f"training collapses at step {figures['step']}: {' and '.join(seen[name] for name in ripe)} ({steps})"
 
