@@ -127,6 +127,14 @@ class RemoteEngine:
         manifest, buffers = await asyncio.to_thread(self._publisher.publish, version, tensors)
         self._version = await self._call("update_weights", version, manifest, *buffers)
 
+    async def ping(self) -> None:
+        """Returns when the worker answers.
+
+        Raises:
+            EngineDead: it is gone.
+        """
+        await self._call("facts")
+
     async def close(self) -> None:
         """Ends the worker, too."""
         await self.handle.stop()
