@@ -1,8 +1,8 @@
 """Training end to end where environments are slow and now and then very slow: synchronous against asynchronous.
 
 The real engine, environment, trainer and policy (WebShop, the seed policy) on the same devices. What is put in is the
-environment's own time: every step sleeps for a log-normal time (mean 0.25 s, sigma 1), and one episode in a hundred is
-ten times slower throughout. The draws follow from the episode's seed and the turn, so that both ways meet the same.
+environment's own time (slow_shop.py): every step sleeps for a log-normal time (mean 0.25 s, sigma 1), one episode in
+a hundred for ten times as long; both ways meet the same latencies.
 
 - synchronous: eta = 0; the batch waits for its slowest episode, then trains.
 - asynchronous: eta = 1, two groups and one episode per group to spare, cancelled when the batch is full.
@@ -17,52 +17,36 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import statistics
 import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import rollenv
+import slow_shop
+
 from rollenv.config import TrainConfig, load_config
-from rollenv.envs.webshop.env import WebShopEnv
-from rollenv.registration import spec
 from rollenv.rollout.timeline import Timeline
 from rollenv.trainers.run import TrainRun
 
-MEAN_SECONDS, SIGMA = 0.25, 1.0
-SLOW_SHARE, SLOW_FACTOR = 0.01, 10.0
+MEAN_SECONDS = 0.25
 WAYS = {
     "synchronous": [],
     "asynchronous": ["eta=1", "extra_groups=2", "extra_samples=1", "concurrency=320"],
 }
 
 
-class SlowShop(WebShopEnv):
-    """WebShop whose steps take time, without computing anything."""
-
-    async def areset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self._draw = random.Random(f"latency {seed}")
-        self._factor = SLOW_FACTOR if self._draw.random() < SLOW_SHARE else 1.0
-        return await super().areset(seed=seed, options=options)
-
-    async def astep(self, action: str) -> Any:
-        location = SIGMA**2 / 2
-        await asyncio.sleep(MEAN_SECONDS * self._factor * self._draw.lognormvariate(-location, SIGMA))
-        return await super().astep(action)
-
-
 def play(way: str, steps: int, folder: Path) -> dict[str, float]:
     """Trains and returns the figures of one way; the first step, in which pipelines fill, is left out."""
     words = [f"steps={steps}", "eval.episodes=1", "eval.every=0", "checkpoint.every=0", *WAYS[way]]
     config: TrainConfig = load_config(TrainConfig, "slowshop", None, [*words, f"out={folder / way}"])
-    model = Path(rollenv.__file__).parent.parent / "envs" / "webshop" / "seed_policy"
     lines: list[dict[str, Any]] = []
 
     async def train() -> None:
         timeline = Timeline(folder / way / "timeline.json")
-        run = TrainRun(config, model, None, lambda kind, f: lines.append(f) if kind == "step" else None, timeline)
+        run = TrainRun(
+            config, slow_shop.SEED_POLICY, None, lambda kind, f: lines.append(f) if kind == "step" else None, timeline
+        )
         await run.train()
 
     asyncio.run(train())
@@ -78,10 +62,6 @@ def play(way: str, steps: int, folder: Path) -> dict[str, float]:
     }
 
 
-def total(lines: list[dict[str, Any]], name: str) -> float:
-    return sum(line[name] for line in lines)
-
-
 def busy(events: list[dict[str, Any]]) -> float:
     """Share of the time from the first completion to the last in which the engine had at least one to make."""
     drawn = [event for event in events if event["ph"] == "C" and event["name"].endswith("completions in flight")]
@@ -94,9 +74,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    shop = spec("webshop")
-    rollenv.register("SlowShop-v0", SlowShop, max_turns=shop.max_turns, placement="inline", agents=shop.agents,
-                     train_config=shop.train_config)  # fmt: skip
+    slow_shop.register(MEAN_SECONDS)
     with tempfile.TemporaryDirectory() as temporary:
         figures = {way: play(way, options.steps, Path(temporary)) for way in WAYS}
     for way, line in figures.items():

@@ -27,6 +27,7 @@ _MARKS: dict[Status, str] = {
     "warning": "[yellow]warning[/yellow]",
 }
 
+SPLITS_SHOWN = 5
 SMOKE_SECONDS = 2.0
 """How long the smoke test plays."""
 
@@ -50,8 +51,17 @@ class Check:
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="RUN", help="Propose how to split --devices, from what this run measured."),
+    ] = None,
+    devices: Annotated[int, typer.Option("--devices", min=1, metavar="N", help="Devices to split.")] = 8,
+    eta: Annotated[float, typer.Option("--eta", min=0, help="Asynchronous ratio of the split.")] = 1.0,
 ) -> None:
     """Look at this machine: can it run the main job, and what would mend it? Exit code 1 when it cannot."""
+    if plan is not None:
+        _propose(plan, devices, eta, as_json)
+        return
     checks: list[Check] = []
     for look in (_machine, _packages, _optional, _tools, _seed_policy, _smoke):
         checks += _guarded(look)
@@ -63,6 +73,25 @@ def doctor(
         print("the main job can run: rollenv train --env webshop" if fine else "the main job cannot run here yet")
     if not fine:
         raise typer.Exit(1)
+
+
+def _propose(run: Path, devices: int, eta: float, as_json: bool) -> None:
+    from rollenv.cluster.proposal import measured, proposals
+
+    cost = measured(run)
+    found = proposals(cost, devices, eta)
+    if as_json:
+        splits = [{"train": one.train, "seconds": one.seconds, "settings": one.settings} for one in found]
+        print(json.dumps({"measured": asdict(cost), "splits": splits}, indent=2))
+        return
+    print(
+        f"a step of {run}: {cost.generate:.1f} device seconds of generating, {cost.train:.1f} of training, "
+        f"a long episode takes {cost.longest:.1f} s"
+    )
+    for one in found[:SPLITS_SHOWN]:
+        split = f"{one.train} train, {devices - one.train} generate" if one.train else f"{devices} do both by turns"
+        print(f"{one.seconds:8.1f} s a step  {split}")
+    print("settings of the first: " + " ".join(found[0].settings))
 
 
 def _guarded(look: Callable[[], Iterator[Check]]) -> list[Check]:

@@ -140,6 +140,9 @@ class ScenarioConfig(Section):
     """A `trajectories.jsonl` whose turns' `seconds` are used instead of `env.step`, `env.turns` and `engine.tokens`."""
     replay_exactly: bool = False
     """Episode by episode, in the order of the file, instead of drawing episodes from it."""
+    replayed: Literal["redrawn", "same"] = "redrawn"
+    """What an episode is like that was cancelled as surplus and is played again: drawn anew (other weights write other
+    tokens, other machines are slow), or as it was (whatever was slow is slow again: the worst case)."""
     loop: Loop = "controller"
     """Who plays, where there are no variants."""
     rollout: RolloutConfig = RolloutConfig()  # type: ignore[call-arg]

@@ -379,6 +379,39 @@ class InjectConfig(Section):
         return max(*env, self.engine_error, self.engine_hang) > 0
 
 
+class DevicesConfig(Section):
+    """Which devices train and which generate. They are numbered through the cluster, node after node: `0-3,6`."""
+
+    policy: str = ""
+    """Devices that train, one rank each; empty, with `rollout` empty too: no mapping, `device` decides."""
+    rollout: str = ""
+    """Devices that generate."""
+    per_engine: int = Field(1, ge=1)
+    """Devices of one engine (tensor parallel)."""
+    share: bool = False
+    """Devices named in both train and generate by turns: engines sleep while they train."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _single_devices_are_text(cls, data: Any) -> Any:
+        # `devices.policy=3` reads as a number.
+        if not isinstance(data, dict):
+            return data
+        return {k: str(v) if k in ("policy", "rollout") and type(v) is int else v for k, v in data.items()}
+
+
+class RayConfig(Section):
+    """The Ray cluster, where `runtime` is `ray`."""
+
+    address: str | None = None
+    """A cluster that is there (`auto`, `HOST:PORT`, `ray://HOST:10001`); none starts one on this machine, which ends
+    with the run."""
+    fake_gpus: int = Field(0, ge=0)
+    """Devices that a cluster started here pretends to have; to try a mapping without them."""
+    logs: bool = False
+    """Whether what workers print appears here."""
+
+
 class MixtureConfig(Section):
     """A further environment of a run."""
 

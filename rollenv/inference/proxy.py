@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Successor = Callable[[str, str], Awaitable[Engine]]
+
 CLOSE_SECONDS = 10.0
 """How long `close` waits for engines that may hang."""
 
@@ -60,6 +62,8 @@ class LLMProxy:
         stall_seconds: longer than the longest completion takes, and the slowest update; None: wait for ever.
         max_restarts: a completion that has failed on one more replica than this fails for good.
         max_failures: completions that fail together count once.
+        successor: makes the engine that takes the place of a dead replica, from its name and what it died of; what no
+            other replica can serve waits for it. When it raises there is no successor.
 
     Raises:
         ValueError: no replicas, one twice, versions that differ, or an argument that makes no sense.
@@ -81,6 +85,7 @@ class LLMProxy:
         stall_seconds: float | None = 600.0,
         max_restarts: int = 2,
         max_failures: int = 3,
+        successor: Successor | None = None,
     ) -> None:
         if not isinstance(replicas, Mapping):
             replicas = {f"replica-{i}": engine for i, engine in enumerate(replicas)}
@@ -91,7 +96,7 @@ class LLMProxy:
             raise ValueError(f"replicas need the same version of the weights to begin with, not {versions}")
         if stall_seconds is not None and stall_seconds <= 0:
             raise ValueError(f"stall_seconds must be more than 0, or None; not {stall_seconds}")
-        self._stall_seconds = stall_seconds
+        self._stall_seconds, self._successor = stall_seconds, successor
         self._version = versions[0]
         self._max_length = min((e.max_length for e in replicas.values() if e.max_length is not None), default=None)
         self._router = Router(max_restarts=max_restarts, max_failures=max_failures)
@@ -104,6 +109,7 @@ class LLMProxy:
         self._weights: dict[str, torch.Tensor] | None = None  # the present ones; None: no update has come through
         self._jobs: dict[int, _Job] = {}
         self._background: set[asyncio.Task[Any]] = set()  # updates, joins and drains
+        self._successions: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()  # of engines
         self._changing_weights = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -202,6 +208,8 @@ class LLMProxy:
         self._ensure_open()
         self._closed = True
         self._wake(self._router.abort_all())
+        for task in self._successions:  # they may have a long wait before them
+            task.cancel()
         for replica in self._replicas.values():
             self._close_engine(replica)
         if self._closing:
@@ -400,19 +408,37 @@ class LLMProxy:
             self._ensure_open()
             name = name if name is not None else f"replica-{self._n_joined}"
             self._check_newcomer(name, engine)
-            replica = self._add(name, engine, token_budget)
-            self._dead.pop(name, None)
-            try:
-                refusal = await self._bring_up_to_date(replica)
-            except BaseException:
-                self._remove(replica, EngineDead("joining was cancelled"))
-                raise
-            if refusal is not None:
-                self._give_up(replica, f"it refused the weights of version {self._version}: {refusal}")
-            if not self._is_here(replica):
-                raise EngineError(f"replica '{name}' could not join: {self._dead.get(name, 'the proxy was closed')}")
-            self._wake(self._router.open(name))
-            return name
+            return await self._bring_in(name, engine, token_budget)
+
+    async def _succeed(self, dead: str, cause: str) -> None:
+        """Brings in the successor of a dead replica, under its name; what no other can serve waits for it."""
+        assert self._successor is not None
+        engine: Engine | None = None
+        try:
+            engine = await self._successor(dead, cause)
+            await self._join(engine, dead, None)
+        except Exception as error:
+            self._dead[dead] = f"{cause}; it has no successor: {_sentence(error)}"
+            if engine is not None:
+                await _close(engine)
+        finally:
+            self._wake(self._router.expect_no_more())
+
+    async def _bring_in(self, name: str, engine: Engine, token_budget: int | None) -> str:
+        """Gives a new replica the present weights and lets it serve."""
+        replica = self._add(name, engine, token_budget)
+        self._dead.pop(name, None)
+        try:
+            refusal = await self._bring_up_to_date(replica)
+        except BaseException:
+            self._remove(replica, EngineDead("joining was cancelled"))
+            raise
+        if refusal is not None:
+            self._give_up(replica, f"it refused the weights of version {self._version}: {refusal}")
+        if not self._is_here(replica):
+            raise EngineError(f"replica '{name}' could not join: {self._dead.get(name, 'the proxy was closed')}")
+        self._wake(self._router.open(name))
+        return name
 
     def _check_newcomer(self, name: str, engine: Engine) -> None:
         bound, promised = engine.max_length, self._max_length
@@ -452,6 +478,10 @@ class LLMProxy:
         if not self._is_here(replica):
             return
         self._dead[replica.name] = cause
+        if self._successor is not None and not self._closed:
+            self._router.expect()
+            self._successions.add(task := self._spawn(self._succeed(replica.name, cause)))
+            task.add_done_callback(self._successions.discard)
         self._remove(replica, EngineDead(f"replica '{replica.name}' died: {cause}"))
         self._close_engine(replica)
 
@@ -497,6 +527,7 @@ class LLMProxy:
             replica.forget_loop()
         self._jobs.clear()
         self._background.clear()
+        self._successions.clear()
         self._closing.clear()
         self._changing_weights = asyncio.Lock()
         self._loop = loop

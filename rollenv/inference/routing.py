@@ -207,6 +207,7 @@ class Router:
         self._queue = Queue()  # of requests that may go anywhere
         self._n_requests = 0
         self._n_replicas = 0
+        self._expected = 0
         self._totals = {"completions": 0, "failures": 0, "moved_sessions": 0, "restarts": 0}
 
     # -- replicas ------------------------------------------------------------------------------------------------------
@@ -263,15 +264,28 @@ class Router:
                 over.append(request)
         self._let_go(replica, list(replica.sessions.values()))
         if not self.has_future:
-            for request in self._queue.take_all():
-                self._refuse(request, "no replica is left")
-                over.append(request)
+            over += self._refuse_all()
         return over + self._start()
+
+    def _refuse_all(self) -> list[Request]:
+        waiting = self._queue.take_all()
+        for request in waiting:
+            self._refuse(request, "no replica is left")
+        return waiting
 
     @property
     def has_future(self) -> bool:
         """Whether a request that waits will ever start."""
-        return any(replica.phase != "draining" for replica in self._replicas.values())
+        return self._expected > 0 or any(replica.phase != "draining" for replica in self._replicas.values())
+
+    def expect(self) -> None:
+        """A replica is on its way: requests may wait for it."""
+        self._expected += 1
+
+    def expect_no_more(self) -> list[Request]:
+        """It has joined, or will not come: then what nobody can serve is refused."""
+        self._expected -= 1
+        return self._refuse_all() if not self.has_future else []
 
     def sessions_of(self, name: str) -> list[str]:
         """The sessions whose caches the replica holds."""

@@ -222,6 +222,9 @@ class ModelPlayer:
         turn.completion = self._chat.decode(completion.ids)
 
     async def close(self, aborted: bool) -> None:
+        await guarded(self._leave(aborted), "engine", self._limits.generate_seconds, "leaving the engine")
+
+    async def _leave(self, aborted: bool) -> None:
         if aborted:
             await self._engine.abort(self._session)
         await self._engine.release(self._session)
@@ -249,6 +252,8 @@ async def play_episode(
         _fail(trajectory, Fault("env", "bad_output", describe(error)))
     try:
         await player.close(aborted=trajectory.stop in (StopReason.ABORTED, StopReason.FAILED))
+    except Fault as fault:
+        _fail(trajectory, fault)
     except Exception as error:
         _fail(trajectory, Fault("engine", "crash", describe(error)))
     return trajectory

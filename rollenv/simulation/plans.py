@@ -39,8 +39,8 @@ class EpisodePlan:
 
 
 class World:
-    """Plans the episodes of a scenario. The same request has the same plan, whoever plays it and whenever; one that was
-    cancelled as surplus and is begun again under other weights takes another course, as its tokens would.
+    """Plans the episodes of a scenario. The same request has the same plan, whoever plays it and whenever; whether one
+    that was cancelled as surplus takes another course when it is played again is what `replayed` says.
 
     Raises:
         RollenvError: the recorded run cannot be read.
@@ -50,14 +50,15 @@ class World:
         self._env, self._engine = config.env, config.engine
         self._seed, self._size = config.seed, config.rollout.group_size
         self._recorded = recorded(Path(config.replay)) if config.replay else []
-        self._exactly = config.replay_exactly
+        self._exactly, self._redraws = config.replay_exactly, config.replayed == "redrawn"
         self._success: dict[str, float] = {}
 
     def plan(self, request: EpisodeRequest) -> EpisodePlan:
         """What happens in an episode (whichever attempt it is)."""
         if self._exactly and self._recorded:
             return self._recorded[(request.group * self._size + request.sample) % len(self._recorded)]
-        seed = derive_seed(request.seed, "life", request.life) if request.life else request.seed
+        again = request.life if self._redraws else 0
+        seed = derive_seed(request.seed, "life", again) if again else request.seed
         generator = np.random.default_rng(seed)
         if self._recorded:
             return self._recorded[int(generator.integers(len(self._recorded)))]

@@ -323,3 +323,14 @@ def test_an_engine_that_fails_on_abort_is_a_fault_not_an_exception(world: World)
     trajectory = run(model_play(world(), Stubborn())(REQUEST))
     assert trajectory.failure is not None
     assert (trajectory.stop, trajectory.failure.where) == (StopReason.FAILED, "engine")
+
+
+def test_an_engine_that_never_lets_go_is_left_after_its_deadline(world: World) -> None:
+    class Clinging(Recorder):
+        async def release(self, session: str) -> None:
+            await asyncio.Event().wait()
+
+    trajectory = run(model_play(world(), Clinging(), generate_seconds=0.05)(REQUEST))
+    assert trajectory.failure is not None
+    assert (trajectory.failure.where, trajectory.failure.kind) == ("engine", "timeout")
+    assert "leaving the engine took longer than 0.05 s" in trajectory.failure.message

@@ -166,11 +166,14 @@ def test_a_seed_decides_everything() -> None:
     assert one != other
 
 
-def test_an_episode_is_the_same_whoever_plays_it_and_another_when_it_is_begun_again() -> None:
-    world = World(scenario(**LIVELY))
+@pytest.mark.parametrize("replayed", ["redrawn", "same"])
+def test_an_episode_is_the_same_whoever_plays_it_and_after_it_was_cancelled_what_the_scenario_says(
+    replayed: str,
+) -> None:
+    world = World(scenario(**LIVELY, replayed=replayed))
     request = EpisodeRequest("task-1", 99)
     assert world.plan(request) == world.plan(EpisodeRequest("task-1", 99, attempt=2))
-    assert world.plan(request) != world.plan(EpisodeRequest("task-1", 99, life=1))
+    assert (world.plan(request) == world.plan(EpisodeRequest("task-1", 99, life=1))) == (replayed == "same")
 
 
 # -- recorded runs -----------------------------------------------------------------------------------------------

@@ -1,0 +1,156 @@
+"""An engine in a worker, and what stands for it here: `RemoteEngine` keeps the `Engine` protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rollenv.cluster.runtime import Handle, Runtime, WorkerDied, WorkerSpec
+from rollenv.cluster.weights import Manifest, Publisher, unpacked
+from rollenv.inference.base import Completion, Engine, EngineDead, SamplingParams, made_before, note_made
+
+ABORT_SECONDS = 5.0
+"""How long a cancelled caller waits to hear what had been made by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an engine says of itself once it is made."""
+
+    version: int
+    max_length: int | None
+    token_budget: int | None
+
+
+class EngineWorker:
+    """The worker: holds an engine.
+
+    Args:
+        make: makes the engine, here.
+    """
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self._engine = make()
+
+    def facts(self) -> Facts:
+        """Of the engine as it is."""
+        return Facts(self._engine.version, self._engine.max_length, self._engine.token_budget)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, session: str) -> Completion:
+        """See `Engine.generate`."""
+        return await self._engine.generate(prompt_ids, sampling, session=session)
+
+    async def abort(self, session: str) -> None:
+        """See `Engine.abort`."""
+        await self._engine.abort(session)
+
+    async def release(self, session: str) -> None:
+        """See `Engine.release`."""
+        await self._engine.release(session)
+
+    async def update_weights(self, version: int, manifest: Manifest, *buffers: Any) -> int:
+        """Takes packed weights; returns the version that the engine then has: its confirmation."""
+        await self._engine.update_weights(version, unpacked(manifest, buffers))
+        return self._engine.version
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        await self._engine.close()
+
+
+class RemoteEngine:
+    """An engine in a worker. Made by `start_engine`.
+
+    Args:
+        handle: the worker.
+        facts: what its engine said when it was made.
+        publisher: carries weights; engines that share one get them put once.
+    """
+
+    def __init__(self, handle: Handle, facts: Facts, publisher: Publisher) -> None:
+        self.handle, self._facts, self._publisher = handle, facts, publisher
+        self._version = facts.version
+
+    @property
+    def version(self) -> int:
+        """The version that the engine confirmed last."""
+        return self._version
+
+    @property
+    def max_length(self) -> int | None:
+        """See `Engine.max_length`."""
+        return self._facts.max_length
+
+    @property
+    def token_budget(self) -> int | None:
+        """See `Engine.token_budget`."""
+        return self._facts.token_budget
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str) -> Completion:
+        """See `Engine.generate`."""
+        call = asyncio.ensure_future(self.handle.call("generate", prompt_ids, sampling, session))
+        try:
+            completion: Completion = await asyncio.shield(call)
+            return completion
+        except asyncio.CancelledError as error:
+            await self._end(call, session, error)
+            raise
+        except WorkerDied as error:
+            raise EngineDead(str(error)) from error
+
+    async def _end(self, call: asyncio.Future[Any], session: str, error: BaseException) -> None:
+        """Aborts what a caller no longer wants, and notes what had been made of it."""
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self.handle.call("abort", session)
+                note_made(error, await call)
+        except (TimeoutError, WorkerDied):
+            call.cancel()
+        except Exception as other:  # it had failed on its own by then
+            if (made := made_before(other)) is not None:
+                note_made(error, made)
+
+    async def abort(self, session: str) -> None:
+        """See `Engine.abort`."""
+        await self._call("abort", session)
+
+    async def release(self, session: str) -> None:
+        """See `Engine.release`."""
+        await self._call("release", session)
+
+    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """See `Engine.update_weights`."""
+        manifest, buffers = await asyncio.to_thread(self._publisher.publish, version, tensors)
+        self._version = await self._call("update_weights", version, manifest, *buffers)
+
+    async def ping(self) -> None:
+        """Returns when the worker answers.
+
+        Raises:
+            EngineDead: it is gone.
+        """
+        await self._call("facts")
+
+    async def close(self) -> None:
+        """Ends the worker, too."""
+        await self.handle.stop()
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        try:
+            return await self.handle.call(method, *args)
+        except WorkerDied as error:
+            raise EngineDead(str(error)) from error
+
+
+async def start_engine(runtime: Runtime, spec: WorkerSpec, publisher: Publisher) -> RemoteEngine:
+    """Starts a worker whose `make` returns an `EngineWorker`.
+
+    Raises:
+        WorkerDied: its process ended first.
+    """
+    handle = await runtime.start(spec)
+    return RemoteEngine(handle, await handle.call("facts"), publisher)

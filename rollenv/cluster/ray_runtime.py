@@ -1,0 +1,207 @@
+"""Workers as Ray actors, on this machine or on a cluster.
+
+Every worker is an actor with a process of its own. Devices are reserved by one placement group with a bundle for each
+node that has some; a worker sees exactly the devices that its mapping names (`CUDA_VISIBLE_DEVICES`), which Ray's own
+choice within a bundle would not promise, and counts as much of them as its `share` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rollenv.cluster.devices import Devices
+from rollenv.cluster.runtime import Handle, Host, WorkerDied, WorkerSpec
+from rollenv.config.train import RayConfig
+from rollenv.errors import RollenvError
+
+log = logging.getLogger(__name__)
+
+THRIFTY = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+"""Idle OpenMP threads would spin, and slow down every other worker of the machine."""
+KNOCK_SECONDS = 10.0
+PLACEMENT_SECONDS = 60.0
+"""How long the cluster may take to reserve devices."""
+
+
+def node_devices(nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Devices of each living node that has some, most first (what `ray.nodes()` says is sorted so that it does not
+    depend on who answered first)."""
+    found = [(int(node["Resources"].get("GPU", 0)), node["NodeID"]) for node in nodes if node["Alive"]]
+    return [devices for devices, _ in sorted(found, key=lambda one: (-one[0], one[1])) if devices]
+
+
+class RayRuntime:
+    """Starts workers on a Ray cluster; its own one, which ends with it, or one that is there.
+
+    Args:
+        config: where the cluster is, or what to start.
+
+    Raises:
+        RollenvError: the cluster cannot be reached.
+    """
+
+    def __init__(self, config: RayConfig) -> None:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token file at home
+        try:
+            _knock(config.address)
+            ray.init(**_init_arguments(config))
+        except (ConnectionError, RayError, RuntimeError, ValueError, OSError) as error:
+            where = f"at ray.address={config.address}" if config.address else "on this machine"
+            raise RollenvError(f"no Ray cluster {where}: {str(error).splitlines()[0]:.200}") from error
+        self._handles: list[_RayHandle] = []
+        self._group: PlacementGroup | None = None
+        self._used: list[int] = []
+        self.nodes = node_devices(ray.nodes())  # type: ignore[no-untyped-call]
+
+    @property
+    def n_devices(self) -> int:
+        """Devices of the whole cluster."""
+        return sum(self.nodes)
+
+    def reserve(self, devices: Devices) -> None:
+        """Reserves the devices that workers will use, on as few nodes as they are on.
+
+        Raises:
+            RollenvError: the cluster does not give them in time: somebody else has them.
+        """
+        places = [self._place(device)[0] for device in devices]
+        self._used = sorted(set(places))
+        if not places:
+            return
+        bundles = [{"GPU": float(places.count(node))} for node in self._used]
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD" if len(bundles) > 1 else "PACK")
+        if not self._group.wait(PLACEMENT_SECONDS):
+            state = placement_group_table(self._group).get("state")
+            raise RollenvError(
+                f"the Ray cluster did not give devices {', '.join(map(str, devices))} within {PLACEMENT_SECONDS:.0f} s "
+                f"({state}): another job may hold them ('ray status' tells)"
+            )
+
+    async def start(self, spec: WorkerSpec) -> Handle:
+        actor = ray.remote(_Actor).options(**self._options(spec)).remote(spec.name, spec.make)
+        handle = _RayHandle(spec.name, actor)
+        try:
+            await handle.reached("ready")
+        except BaseException:
+            handle.kill()
+            raise
+        self._handles.append(handle)
+        return handle
+
+    def put(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def give_back(self) -> None:
+        """Ends the reservation."""
+        if self._group is not None:
+            remove_placement_group(self._group)
+        self._group = None
+
+    async def close(self) -> None:
+        await asyncio.gather(*(handle.stop() for handle in self._handles), return_exceptions=True)
+        self.give_back()
+        ray.shutdown()
+
+    def _options(self, spec: WorkerSpec) -> dict[str, Any]:
+        env = {**THRIFTY, **spec.env}
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": 0, "max_task_retries": 0}
+        if spec.devices:
+            places = [self._place(device) for device in spec.devices]
+            if len({node for node, _ in places}) > 1:
+                named = ", ".join(map(str, spec.devices))
+                raise RollenvError(f"worker '{spec.name}' has devices {named}, which are on different nodes")
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for _, index in places)
+            env["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+            options["num_gpus"] = spec.share * len(places)
+            if self._group is not None:
+                bundle = self._used.index(places[0][0])
+                options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, bundle)
+        options["runtime_env"] = {"env_vars": env}
+        return options
+
+    def _place(self, device: int) -> tuple[int, int]:
+        """The node that a device is on, and its number there."""
+        for node, count in enumerate(self.nodes):
+            if device < count:
+                return node, device
+            device -= count
+        raise RollenvError(f"the Ray cluster has no such device: it has {self.n_devices}")
+
+
+def _knock(address: str | None) -> None:
+    """Raises OSError when nobody answers at `HOST:PORT`: Ray itself tries for minutes before it says so."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+
+
+def _init_arguments(config: RayConfig) -> dict[str, Any]:
+    common = {"log_to_driver": config.logs, "logging_level": logging.ERROR, "namespace": "rollenv"}
+    if config.address:
+        return {"address": config.address, **common}
+    own: dict[str, Any] = {"address": "local", "include_dashboard": False, **common}
+    if config.fake_gpus:
+        own["num_gpus"] = config.fake_gpus
+    return own
+
+
+class _Actor:
+    """A host in a process of its own."""
+
+    def __init__(self, name: str, make: Any) -> None:
+        self._host = Host(name, make)
+
+    async def ready(self) -> None:
+        await self._host.ready()
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await self._host.call(method, *args, **kwargs)
+
+    async def close(self) -> None:
+        await self._host.close()
+
+
+class _RayHandle:
+    """An actor, called as a worker."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name, self._actor, self._gone = name, actor, False
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self._gone:
+            raise WorkerDied(f"worker '{self.name}' has ended")
+        return await self.reached("call", method, *args, **kwargs)
+
+    async def reached(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method of the actor itself."""
+        try:
+            return await getattr(self._actor, method).remote(*args, **kwargs)
+        except RayActorError as error:
+            raise WorkerDied(f"worker '{self.name}' died: {str(error).strip().splitlines()[0]:.200}") from error
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, BaseException) and not isinstance(cause, RayTaskError):
+                raise cause from error
+            raise
+
+    async def stop(self, seconds: float = 10.0) -> None:
+        if self._gone:
+            return
+        with contextlib.suppress(TimeoutError, WorkerDied, Exception):
+            await asyncio.wait_for(self.reached("close"), seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        self._gone = True
+        ray.kill(self._actor, no_restart=True)
