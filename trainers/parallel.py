@@ -15,11 +15,13 @@ from torch import Tensor
 
 from rollenv.inference.cores import one_core_threads, worth_sharing
 from rollenv.trainers.policy import Policy
+from rollenv.trainers.ranks import Alone, Ranks
 
 J = TypeVar("J")
 R = TypeVar("R")
 
 MOST_WORKERS = 8
+ALONE = Alone()
 
 
 class GradientWorkers:
@@ -28,18 +30,30 @@ class GradientWorkers:
     Args:
         policy: its weights are shared, so that an optimizer's step in place reaches every replica.
         workers: how many; None decides by model and machine (one on a GPU, or for a big model).
+        ranks: other processes that do the same at the same time, and take their part of the jobs.
     """
 
-    def __init__(self, policy: Policy, workers: int | None = None) -> None:
+    def __init__(self, policy: Policy, workers: int | None = None, ranks: Ranks = ALONE) -> None:
         hidden = int(policy.model.config.get_text_config().hidden_size)
         self.n = worth_sharing(policy.device, hidden, MOST_WORKERS) if workers is None else workers
-        self._policy = policy
+        self._policy, self._ranks = policy, ranks
         self._replicas = [policy, *(_replica(policy) for _ in range(self.n - 1))]
         self._threads = one_core_threads(self.n, "rollenv-gradient") if self.n > 1 else []
 
+    @property
+    def shares(self) -> int:
+        """Jobs that are done at the same time, over all ranks: fewer leave some of them idle."""
+        return self.n * self._ranks.size
+
     def map(self, jobs: Sequence[J], costs: Sequence[int], function: Callable[[Policy, J], R]) -> list[R]:
         """`function` of each job, with the replica of the worker that it fell to; results in the order of the jobs."""
-        if self.n == 1 or len(jobs) == 1:
+        mine = _deal(costs, self._ranks.size)[self._ranks.rank]
+        results = self._map([jobs[i] for i in mine], [costs[i] for i in mine], function)
+        return self._ranks.gather(dict(zip(mine, results, strict=True)), len(jobs))
+
+    def _map(self, jobs: Sequence[J], costs: Sequence[int], function: Callable[[Policy, J], R]) -> list[R]:
+        """The jobs of this rank."""
+        if self.n == 1 or len(jobs) <= 1:
             return [function(self._policy, job) for job in jobs]
         shares = _deal(costs, self.n)
         results: dict[int, R] = {}
@@ -73,6 +87,7 @@ class GradientWorkers:
         results = self.map(jobs, costs, one)
         for replica in self._replicas[1:]:
             _move_gradients(replica, self._policy)
+        self._ranks.sum_gradients(self._policy.parameters())
         return results
 
     def close(self) -> None:

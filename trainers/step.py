@@ -25,8 +25,9 @@ from rollenv.trainers.figures import Totals, token_figures, update_figures, valu
 from rollenv.trainers.minibatch import MicroBatch, Part, packed_micros, sizes
 from rollenv.trainers.objective import Stream, token_loss
 from rollenv.trainers.optim import adamw, lr_factor
-from rollenv.trainers.parallel import GradientWorkers
+from rollenv.trainers.parallel import ALONE, GradientWorkers
 from rollenv.trainers.policy import Policy
+from rollenv.trainers.ranks import Ranks
 
 
 class PolicyTrainer:
@@ -39,6 +40,7 @@ class PolicyTrainer:
         temperature: that of the sampling, so that the trained distribution is the one that sampled.
         critic: settings of the critic, made when an algorithm needs one.
         by_env: algorithms of environments that have one of their own.
+        ranks: the other processes that train the same policy, with the same settings, on the same batches.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class PolicyTrainer:
         temperature: float = 1.0,
         critic: CriticConfig | None = None,
         by_env: Mapping[str, AlgoConfig] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.policy, self._optim = policy, optim
         self._total, self._temperature = total_steps, temperature
@@ -62,9 +65,11 @@ class PolicyTrainer:
         self.critic: Critic | None = None
         if any(a.needs_critic for a in self._algos):
             self.critic = Critic(policy, critic or CriticConfig.model_validate({}), optim)
-        self._workers = GradientWorkers(policy)
+        self._workers = GradientWorkers(policy, ranks=ranks)
         own_model = self.critic is not None and not self.critic.shared
-        self._value_workers = GradientWorkers(self.critic.policy) if self.critic and own_model else self._workers
+        self._value_workers = (
+            GradientWorkers(self.critic.policy, ranks=ranks) if self.critic and own_model else self._workers
+        )
         self.optimizer = adamw(policy.model.named_parameters(), optim.lr, optim.betas, optim.eps, optim.weight_decay)
         self._reference: Policy | None = None
         if self.needs_reference:
@@ -146,7 +151,7 @@ class PolicyTrainer:
             kept = _with_advantage(part.samples, whole=algo.by_sequence)
         if not kept:
             return []
-        return packed_micros(part, algo, kept, self._optim.microbatch_tokens, self._workers.n)
+        return packed_micros(part, algo, kept, self._optim.microbatch_tokens, self._workers.shares)
 
     # -- what frozen weights say, and the credit that follows -----------------------------------------------------
 
