@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import torch
 
 from rollenv.errors import RollenvError
 from rollenv.files import new_folder, sweep_folders
-from rollenv.trainers.policy import Policy
 
 FORMAT = 2
 """Of what a checkpoint holds; another one is refused."""
@@ -66,16 +66,18 @@ class Checkpoint:
         return tensors
 
 
-def write(
+async def write(
     run: Path,
     step: int,
-    policy: Policy,
-    tensors: dict[str, Any],
+    save: Callable[[Path], Awaitable[None]],
     state: dict[str, Any],
     rollouts: dict[str, Any],
     keep: int,
 ) -> Checkpoint:
     """Writes the checkpoint of `step` and removes all but the newest `keep`.
+
+    Args:
+        save: writes `model/` and `trainer.pt` into a folder (see `Learner.save`).
 
     Raises:
         RollenvError: it cannot be written (a full disk, say); the older ones are untouched.
@@ -83,8 +85,7 @@ def write(
     folder = run / "checkpoints" / f"step-{step:06d}"
     try:
         with new_folder(folder) as temporary:
-            policy.save(temporary / "model")
-            torch.save(tensors, temporary / "trainer.pt")
+            await save(temporary)
             (temporary / "rollouts.json").write_text(json.dumps(rollouts))
             (temporary / "state.json").write_text(json.dumps({"format": FORMAT} | state, indent=1))
     except Exception as error:  # each library has its own class for a full disk

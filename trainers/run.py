@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from rollenv.config.train import TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
 from rollenv.files import write_atomically
 from rollenv.rollout.bias import BiasReport
-from rollenv.rollout.buffer import Batch, SampleBuffer
+from rollenv.rollout.buffer import SampleBuffer
 from rollenv.rollout.chaos import Chaos
 from rollenv.rollout.controller import RolloutController
 from rollenv.rollout.episode import EpisodeLimits
@@ -32,17 +30,16 @@ from rollenv.rollout.layers import MakeLayer
 from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import ModelPlay
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.rollout.setup import batch_plan, episode_limits, model_engine, sampling_params
+from rollenv.rollout.setup import batch_plan, episode_limits, sampling_params
 from rollenv.rollout.timeline import TRAINER, Timeline, span
 from rollenv.seeding import derive_seed
 from rollenv.trainers import checkpoint
 from rollenv.trainers.data import trained_return
-from rollenv.trainers.device import choose_device
 from rollenv.trainers.health import CollapseDetector
+from rollenv.trainers.learner import TrainJob
 from rollenv.trainers.metrics import MetricsWriter
-from rollenv.trainers.policy import Policy, load_model
-from rollenv.trainers.step import PolicyTrainer
-from rollenv.trainers.world import World, Worlds
+from rollenv.trainers.parts import Parts, local_parts
+from rollenv.trainers.world import World, Worlds, algorithms
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -68,6 +65,7 @@ class TrainRun:
         resume: a checkpoint to continue from.
         on_figures: gets figures as they come.
         timeline: draws the run when given; `train` closes it.
+        parts: what learns and what generates, when they are not in this process.
     """
 
     def __init__(
@@ -77,6 +75,7 @@ class TrainRun:
         resume: checkpoint.Checkpoint | None = None,
         on_figures: OnFigures = lambda kind, figures: None,
         timeline: Timeline | None = None,
+        parts: Parts | None = None,
     ) -> None:
         if config.out is None:
             raise ValueError("a run needs config.out")
@@ -92,7 +91,9 @@ class TrainRun:
         self._collapse: str | None = None
         self.worlds = Worlds(config)
         try:
-            self._prepare_policy(resume)
+            job = TrainJob(config, self._model, resume, algorithms(config))
+            self._parts = parts or local_parts(job, timeline)
+            self.learner, self.engine = self._parts.learner, self._parts.engine
             self._prepare_rollouts(resume)
             self._metrics = MetricsWriter(self.folder, self.step)
         except BaseException:
@@ -100,28 +101,6 @@ class TrainRun:
             raise
 
     # -- preparation ---------------------------------------------------------------------------------------
-
-    def _prepare_policy(self, resume: checkpoint.Checkpoint | None) -> None:
-        config = self.config
-        device = choose_device(config.device, config.threads)
-        model, tokenizer = load_model(resume.model if resume else self._model)
-        self.policy = Policy.of(model, tokenizer, device, config.optim.precision)
-        self.trainer = PolicyTrainer(
-            self.policy,
-            config.algo,
-            config.optim,
-            config.steps,
-            config.sampling.temperature,
-            config.critic,
-            self.worlds.algos,
-        )
-        if resume is not None:
-            if self.trainer.needs_reference:
-                self.trainer.set_reference(Policy.load(self._model, device, config.optim.precision))
-            tensors = resume.tensors()
-            self.trainer.load_state_dict(tensors["trainer"])
-            torch.set_rng_state(tensors["torch_rng"])
-        self.engine = model_engine(model, tokenizer, device, config.rollout, self._timeline)
 
     def _prepare_rollouts(self, resume: checkpoint.Checkpoint | None) -> None:
         config, state = self.config, resume.state() if resume else None
@@ -141,7 +120,7 @@ class TrainRun:
         )
         if self._timeline is not None:
             self._timeline.queue_depth = lambda: self.scheduler.queued
-        algos = self.worlds.algos
+        algos = algorithms(config)
         plan = batch_plan(config.rollout, lambda t: trained_return(t, algos.get(t.env, config.algo)))
         buffer = SampleBuffer(plan, self.worlds.source(config), config.seed)
         self.controller = RolloutController(self.scheduler, buffer, bias)
@@ -162,7 +141,7 @@ class TrainRun:
             )
 
     def _play(self, world: World, label: str, temperature: float) -> ModelPlay:
-        config, chat = self.config, self.policy.chat
+        config, chat = self.config, self.learner.chat
         limits = episode_limits(config.rollout, world.spec, self.engine.max_length)
         sampling = sampling_params(config.sampling, chat, temperature)
         layers = self._layers(limits)
@@ -188,7 +167,7 @@ class TrainRun:
                 has been written in both cases), or the disk is full.
         """
         try:
-            await self.engine.update_weights(self.step, self.policy.state())
+            await self.engine.update_weights(self.step, await self.learner.weights())
             if self.step == 0:
                 self._figures = {"step": 0}
             if self._figures is not None:
@@ -203,12 +182,11 @@ class TrainRun:
             # What was trained since the last checkpoint is not lost with the environment or the engine that broke.
             if self.step and all(kept.step != self.step for kept in checkpoint.found(self.folder)):
                 with contextlib.suppress(RollenvError):
-                    self._checkpoint()
+                    await self._checkpoint()
             raise
         finally:
             await self.scheduler.close()
-            await self.engine.close()
-            self.trainer.close()
+            await self._parts.close()
             self.worlds.close()
             self._metrics.close()
             if self._timeline is not None:
@@ -230,7 +208,7 @@ class TrainRun:
         self._metrics.write(figures)
         self._figures = None
         if self.step and self._due(self.config.checkpoint.every):
-            self._checkpoint()
+            await self._checkpoint()
 
     async def _one_step(self) -> dict[str, Any]:
         with span(self._timeline, f"step {self.step + 1}"):
@@ -243,7 +221,7 @@ class TrainRun:
             queues = {"queue_begin": float(queue), "queue_end": float(self.scheduler.queued)}
             played = time.perf_counter()
             with span(self._timeline, "train", groups=len(batch.groups)):
-                figures = await self._learn(batch)
+                figures: dict[str, Any] = await self.learner.step(batch.groups)
             trained = time.perf_counter()
             self.step += 1
             with span(self._timeline, "weight sync", version=self.step):
@@ -255,33 +233,28 @@ class TrainRun:
         figures |= latency_figures([t for group in batch.played for t in group.trajectories]) | queues
         figures["tasks_in_quarantine"] = self.worlds.in_quarantine
         figures = {"step": self.step, **figures, **self._ledger_figures()}
-        self._judge(figures)
+        await self._judge(figures)
         self._draw_figures(figures)
         self._on_figures("step", figures)
         return figures
 
-    def _judge(self, figures: dict[str, Any]) -> None:
+    async def _judge(self, figures: dict[str, Any]) -> None:
         """Looks for signs of a collapse, and acts as `health.action` says; a stop waits until the step is written."""
         self._collapse = self._health.observe(figures)
         figures["collapse_signs"] = self._health.signs
         if self._collapse is None or self.config.health.action == "stop":
             return
         if self.config.health.action == "slow":
-            self.trainer.lr_scale *= self.config.health.slow_factor
-            log.warning("%s: the learning rate is now %g of what it was to be", self._collapse, self.trainer.lr_scale)
+            scale = await self.learner.slow_down(self.config.health.slow_factor)
+            log.warning("%s: the learning rate is now %g of what it was to be", self._collapse, scale)
         else:
             log.warning("%s", self._collapse)
-
-    async def _learn(self, batch: Batch) -> dict[str, Any]:
-        if self.config.rollout.eta > 0:
-            return await asyncio.to_thread(self.trainer.step, batch.groups)
-        return self.trainer.step(batch.groups)
 
     async def _hand_over_weights(self) -> None:
         finish = self.config.rollout.on_update == "finish"
         if finish:
             await self.scheduler.drain()
-        await self.engine.update_weights(self.step, self.policy.state())
+        await self.engine.update_weights(self.step, await self.learner.weights())
         if finish:
             self.scheduler.go_on()
         self.controller.weights_updated(self.step)
@@ -311,13 +284,13 @@ class TrainRun:
         """Awaits `work`; when a stop is asked for first, checkpoints the state of the last boundary and raises."""
         if self._stop.is_set():  # here: work that is done at once would win against the stop, again and again
             work.close()
-            raise Interrupted(self._checkpoint().folder, self.step)
+            raise Interrupted((await self._checkpoint()).folder, self.step)
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():  # also when a stop was asked for just now: the next wait will see it
                 return task.result()
-            raise Interrupted(self._checkpoint().folder, self.step)
+            raise Interrupted((await self._checkpoint()).folder, self.step)
         finally:
             stop.cancel()
             task.cancel()
@@ -348,14 +321,13 @@ class TrainRun:
             "eval_seconds": time.perf_counter() - began,
         }
 
-    def _checkpoint(self) -> checkpoint.Checkpoint:
+    async def _checkpoint(self) -> checkpoint.Checkpoint:
         with span(self._timeline, "checkpoint", step=self.step):
-            written = self._write_checkpoint()
+            written = await self._write_checkpoint()
         self._on_figures("checkpoint", {"step": self.step, "folder": str(written.folder)})
         return written
 
-    def _write_checkpoint(self) -> checkpoint.Checkpoint:
-        tensors = {"trainer": self.trainer.state_dict(), "torch_rng": torch.get_rng_state()}
+    async def _write_checkpoint(self) -> checkpoint.Checkpoint:
         state = {
             "step": self.step,
             "config": self.config.model_dump(mode="json"),
@@ -370,4 +342,4 @@ class TrainRun:
         rollouts = self.controller.state_dict()
         write_atomically(self.folder / "bias.json", [json.dumps(self.controller.bias.rows(), indent=1)])
         keep = self.config.checkpoint.keep
-        return checkpoint.write(self.folder, self.step, self.policy, tensors, state, rollouts, keep)
+        return await checkpoint.write(self.folder, self.step, self.learner.save, state, rollouts, keep)

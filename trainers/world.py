@@ -94,11 +94,6 @@ class Worlds:
         plays = {world.name: make(world) for world in self.all}
         return plays[""] if "" in plays else _Mixed(plays)
 
-    @property
-    def algos(self) -> dict[str, AlgoConfig]:
-        """The algorithm of each world, by name."""
-        return {world.name: world.algo for world in self.all}
-
     def concurrency(self, wanted: int) -> int:
         """Episodes in flight at most. Where the environments allow fewer, more would only wait at their door, and
         count as stragglers there."""
@@ -127,6 +122,14 @@ class Worlds:
         """Closes all environments."""
         for world in self.all:
             world.pool.close()
+
+
+def algorithms(config: TrainConfig) -> dict[str, AlgoConfig]:
+    """The algorithm of each environment of a run, by the name that its groups have."""
+    if not config.mixture:
+        return {"": config.algo}
+    own = {spec(part.env).id: part.algo or config.algo for part in config.mixture}
+    return {spec(config.env).id: config.algo} | own
 
 
 class _Mixed:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rollenv.config import TrainConfig
     from rollenv.rollout.timeline import Timeline
     from rollenv.trainers.checkpoint import Checkpoint
+    from rollenv.trainers.parts import Parts
 
 MAY_CHANGE = (
     "steps",
@@ -53,6 +54,15 @@ MAY_CHANGE = (
     "checkpoint.every",
     "checkpoint.keep",
     "health.action",
+    "runtime",
+    "devices.policy",
+    "devices.rollout",
+    "devices.ranks",
+    "devices.per_engine",
+    "devices.share",
+    "ray.address",
+    "ray.fake_gpus",
+    "ray.logs",
 )
 """Settings that a resumed run may change: none of them touches what a step computes, but for the schedule's length, and
 for a collapse that comes."""
@@ -223,11 +233,16 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
     model = plan.model or resolve_model(config, env_spec, folder)
     start = plan.checkpoint.step if plan.checkpoint else 0
     with TrainScreen(config, start) as screen, _drawn(folder, start, draw) as timeline:
-        run = TrainRun(config, model, plan.checkpoint, screen.on_figures, timeline)
-        write_atomically(folder / "config.toml", [dump_toml(config)])
-        screen.begin(f"{env_spec.id} in {folder}, from {model}")
+
+        async def main() -> None:
+            parts = await _elsewhere(config, model, plan.checkpoint, timeline)
+            run = TrainRun(config, model, plan.checkpoint, screen.on_figures, timeline, parts)
+            write_atomically(folder / "config.toml", [dump_toml(config)])
+            screen.begin(f"{env_spec.id} in {folder}, from {model}")
+            await _train(run, screen)
+
         try:
-            asyncio.run(_train(run, screen))
+            asyncio.run(main())
         except Interrupted as stopped:
             screen.close()
             print(f"interrupted at step {stopped.step}; continue with: {continue_with}", flush=True)
@@ -235,6 +250,30 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
     _tell_result(folder)
     if config.rollout.extra_groups or config.rollout.extra_samples:
         _tell_bias(folder)
+
+
+async def _elsewhere(
+    config: TrainConfig, model: str, checkpoint: Checkpoint | None, timeline: Timeline | None
+) -> Parts | None:
+    """What lives in workers of a cluster, when the settings say so; the plan is printed before anything starts."""
+    if config.runtime == "local":
+        return None
+    from rollenv.cluster.ray_runtime import RayRuntime
+    from rollenv.trainers.learner import TrainJob
+    from rollenv.trainers.parts import cluster_parts, devices_here, planned
+    from rollenv.trainers.world import algorithms
+
+    planned(config, None if config.ray.address else devices_here(config.ray.fake_gpus))  # before anything starts
+    runtime = RayRuntime(config.ray)
+    try:
+        laid = planned(config, runtime.n_devices)
+        for line in (f"{runtime.n_devices} devices, {laid.layout}", *laid.lines(runtime.nodes)):
+            print(line, flush=True)
+        runtime.reserve(laid.devices)
+        return await cluster_parts(TrainJob(config, model, checkpoint, algorithms(config)), runtime, laid, timeline)
+    except BaseException:
+        await runtime.close()
+        raise
 
 
 @contextlib.contextmanager

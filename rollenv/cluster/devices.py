@@ -9,6 +9,7 @@ settings say so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollenv.config.train import DevicesConfig
@@ -27,6 +28,11 @@ class DeviceMap:
     """Of each engine."""
 
     @property
+    def devices(self) -> Devices:
+        """All that have a role."""
+        return tuple(sorted(_union(self.policy) | _union(self.rollout)))
+
+    @property
     def shared(self) -> Devices:
         """Devices that train and generate by turns."""
         return tuple(sorted(_union(self.policy) & _union(self.rollout)))
@@ -41,22 +47,22 @@ class DeviceMap:
             return "colocated"
         return "overlapping" if policy & rollout else "disjoint"
 
-    def lines(self, per_node: int | None = None) -> list[str]:
+    def lines(self, nodes: Sequence[int] = ()) -> list[str]:
         """The plan in words: a line per worker.
 
         Args:
-            per_node: devices of a node, to name nodes; None names none.
+            nodes: how many devices each node has, to name nodes where there are several.
         """
         rows = [("training rank", i, devices) for i, devices in enumerate(self.policy)]
         rows += [("engine", i, devices) for i, devices in enumerate(self.rollout)]
-        return [f"{role} {i}: {_where(devices, self.shared, per_node)}" for role, i, devices in rows]
+        return [f"{role} {i}: {_where(devices, self.shared, nodes)}" for role, i, devices in rows]
 
 
-def device_map(config: DevicesConfig, available: int, ranks: int = 1, engines: int = 1) -> DeviceMap:
+def device_map(config: DevicesConfig, available: int | None, ranks: int = 1, engines: int = 1) -> DeviceMap:
     """The mapping that the settings ask for.
 
     Args:
-        available: devices of the whole cluster.
+        available: devices of the whole cluster; None: not known yet.
         ranks, engines: how many of each there are where settings name no devices.
 
     Raises:
@@ -73,7 +79,7 @@ def device_map(config: DevicesConfig, available: int, ranks: int = 1, engines: i
                 f"devices.{other} is set and devices.{key} is not: nothing {role}; give it devices, such as "
                 f"devices.{key}={getattr(config, other)} with devices.share=true"
             )
-        if devices[-1] >= available:
+        if available is not None and devices[-1] >= available:
             there = f"devices 0 to {available - 1}" if available else "no devices"
             raise RollenvError(f"devices.{key}={getattr(config, key)}: there is no device {devices[-1]}, only {there}")
     both = sorted(set(policy) & set(rollout))
@@ -114,6 +120,22 @@ def parse_devices(text: str, key: str) -> Devices:
     return tuple(sorted(found))
 
 
+def place_of(device: int, nodes: Sequence[int]) -> tuple[int, int]:
+    """The node that a device is on, and its number there.
+
+    Args:
+        nodes: how many devices each node has.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    for node, count in enumerate(nodes):
+        if device < count:
+            return node, device
+        device -= count
+    raise ValueError(f"there are only {sum(nodes)} devices")
+
+
 def _number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
@@ -126,9 +148,10 @@ def _chunks(devices: Devices, size: int) -> tuple[Devices, ...]:
     return tuple(devices[i : i + size] for i in range(0, len(devices), size))
 
 
-def _where(devices: Devices, shared: Devices, per_node: int | None) -> str:
+def _where(devices: Devices, shared: Devices, nodes: Sequence[int]) -> str:
     if not devices:
         return "CPU"
-    names = [str(d) if per_node is None else f"{d} (node {d // per_node})" for d in devices]
+    several = len(nodes) > 1
+    names = [f"{device} (node {place_of(device, nodes)[0]})" if several else str(device) for device in devices]
     turns = ", by turns" if set(devices) & set(shared) else ""
     return f"device{'s' * (len(devices) > 1)} {', '.join(names)}{turns}"

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rollenv.cluster.devices import Devices
+from rollenv.cluster.devices import Devices, place_of
 from rollenv.cluster.runtime import Handle, Host, WorkerDied, WorkerSpec
 from rollenv.config.train import RayConfig
 from rollenv.errors import RollenvError
@@ -75,7 +75,7 @@ class RayRuntime:
         Raises:
             RollenvError: the cluster does not give them in time: somebody else has them.
         """
-        places = [self._place(device)[0] for device in devices]
+        places = [place_of(device, self.nodes)[0] for device in devices]
         self._used = sorted(set(places))
         if not places:
             return
@@ -117,7 +117,7 @@ class RayRuntime:
         env = {**THRIFTY, **spec.env}
         options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": 0, "max_task_retries": 0}
         if spec.devices:
-            places = [self._place(device) for device in spec.devices]
+            places = [place_of(device, self.nodes) for device in spec.devices]
             if len({node for node, _ in places}) > 1:
                 named = ", ".join(map(str, spec.devices))
                 raise RollenvError(f"worker '{spec.name}' has devices {named}, which are on different nodes")
@@ -129,14 +129,6 @@ class RayRuntime:
                 options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, bundle)
         options["runtime_env"] = {"env_vars": env}
         return options
-
-    def _place(self, device: int) -> tuple[int, int]:
-        """The node that a device is on, and its number there."""
-        for node, count in enumerate(self.nodes):
-            if device < count:
-                return node, device
-            device -= count
-        raise RollenvError(f"the Ray cluster has no such device: it has {self.n_devices}")
 
 
 def _knock(address: str | None) -> None:

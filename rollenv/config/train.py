@@ -386,6 +386,8 @@ class DevicesConfig(Section):
     """Devices that train, one rank each; empty, with `rollout` empty too: no mapping, `device` decides."""
     rollout: str = ""
     """Devices that generate."""
+    ranks: int = Field(1, ge=1)
+    """Training ranks where no devices are named: processes on the CPU (`rollout.replicas` are the engines)."""
     per_engine: int = Field(1, ge=1)
     """Devices of one engine (tensor parallel)."""
     share: bool = False
@@ -454,6 +456,8 @@ class TrainConfig(Section):
     """`cpu`, `cuda`, `cuda:1`, or `auto`."""
     threads: int = Field(0, ge=0)
     """CPU threads of torch; 0 takes all cores."""
+    runtime: Literal["local", "ray"] = "local"
+    """Where policy and engines live: in this process, or in workers of a Ray cluster."""
     agent: AgentConfig = AgentConfig()
     sampling: SamplingConfig = SamplingConfig()  # type: ignore[call-arg]
     rollout: RolloutConfig = RolloutConfig()  # type: ignore[call-arg]
@@ -464,3 +468,11 @@ class TrainConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()  # type: ignore[call-arg]
     health: HealthConfig = HealthConfig()  # type: ignore[call-arg]
     inject: InjectConfig = InjectConfig()  # type: ignore[call-arg]
+    devices: DevicesConfig = DevicesConfig()  # type: ignore[call-arg]
+    ray: RayConfig = RayConfig()  # type: ignore[call-arg]
+
+    @model_validator(mode="after")
+    def _devices_need_workers(self) -> TrainConfig:
+        if self.runtime == "local" and self.devices != DevicesConfig.model_validate({}):
+            raise ValueError("devices.* say where workers are, and runtime 'local' has none: say runtime=ray")
+        return self

@@ -31,17 +31,18 @@ def model_engine(
     each is drawn on `timeline`."""
     draw = timeline.engine if timeline is not None else (lambda engine, name: engine)
     if config.replicas == 1:
-        return draw(_torch_engine(model, tokenizer, device, config), "engine")
+        return draw(torch_engine(model, tokenizer, device, config), "engine")
     import torch  # here and below: a simulation needs only the rest of this file
 
     here = torch.cuda.device_count() if device == "cuda" else 0
     devices = [f"cuda:{i % here}" if here else device for i in range(config.replicas)]
-    engines = [draw(_torch_engine(model, tokenizer, on, config), f"replica-{i}") for i, on in enumerate(devices)]
+    engines = [draw(torch_engine(model, tokenizer, on, config), f"replica-{i}") for i, on in enumerate(devices)]
     # An episode's own deadline passes first: a slow completion is that episode's misfortune, not its replica's death.
     return LLMProxy(engines, stall_seconds=2 * config.generate_seconds)
 
 
-def _torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
+def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
+    """An embedded engine with a copy of `model`."""
     import torch
 
     from rollenv.inference.torch_engine import TorchEngine

@@ -50,7 +50,7 @@ def test_layouts(settings: dict[str, object], layout: str, policy: object, rollo
 
 def test_the_plan_names_nodes_and_turns() -> None:
     laid = device_map(config(policy="0-1", rollout="1-2", share=True), available=4)
-    assert laid.lines(per_node=2) == [
+    assert laid.lines(nodes=[2, 2]) == [
         "training rank 0: device 0 (node 0)",
         "training rank 1: device 1 (node 0), by turns",
         "engine 0: device 1 (node 0), by turns",

@@ -225,11 +225,11 @@ def test_the_model_folder_knows_no_critic(model: Path, tmp_path: Path) -> None:
     """What is saved and sampled from is a language model and nothing else."""
     settings = {"algo": {"advantage": "gae"}, "steps": 1, "rollout": {"filter": "keep"}}
     run = train(config(tmp_path, **settings), model)
-    assert run.policy.value_head is not None
-    assert not [name for name in run.policy.state() if "value" in name]
+    assert run.learner.trainer.policy.value_head is not None
+    assert not [name for name in run.learner.trainer.policy.state() if "value" in name]
     last = checkpoint.newest(tmp_path)
     assert last is not None
-    assert Policy.load(last.model).state().keys() == run.policy.state().keys()
+    assert Policy.load(last.model).state().keys() == run.learner.trainer.policy.state().keys()
 
 
 def test_explained_variance_by_hand() -> None:

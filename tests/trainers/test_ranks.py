@@ -1,4 +1,4 @@
-"""Two ranks train what one trains: the same figures and weights up to the order of sums, and each other's to the bit."""
+"""Two ranks train what one trains: the same up to the order of sums, and the same as each other to the bit."""
 
 from __future__ import annotations
 

@@ -208,8 +208,9 @@ def test_new_weights_meet_running_episodes_as_chosen(
 
     async def main() -> None:
         run = TrainRun(config(tmp_path, rollout=rollout, steps=4), model)
-        original = run.trainer.step
-        run.trainer.step = lambda batch: groups.extend(batch) or original(batch)  # type: ignore[func-returns-value, method-assign, assignment]
+        trainer = run.learner.trainer
+        original = trainer.step
+        trainer.step = lambda batch: groups.extend(batch) or original(batch)
         await run.train()
 
     asyncio.run(main())
@@ -249,7 +250,7 @@ def test_limits_leave_room_for_the_engine(model: Path, tmp_path: Path) -> None:
         run.engine._max_length = 40
         limits = run._play(run.worlds.all[0], "train", 1.0).limits
         await run.engine.close()
-        return limits, run.policy.model.config.max_position_embeddings
+        return limits, run.learner.trainer.policy.model.config.max_position_embeddings
 
     limits, context = asyncio.run(main())
     assert limits.max_tokens == 40 < context
@@ -260,7 +261,7 @@ def test_a_bf16_engine_keeps_rotary_frequencies_exact(model: Path, tmp_path: Pat
     async def main() -> Any:
         run = TrainRun(config(tmp_path, rollout={"precision": "bf16"}), model)
         await run.engine.close()
-        return run.engine._model, run.policy.model
+        return run.engine._model, run.learner.trainer.policy.model
 
     served, trained = asyncio.run(main())
     assert {p.dtype for p in served.parameters()} == {torch.bfloat16}
@@ -400,7 +401,16 @@ def test_a_run_that_is_stopped_closes_its_timeline(
 
 
 def written(tmp_path: Path, step: int, keep: int = 2) -> checkpoint.Checkpoint:
-    return checkpoint.write(tmp_path, step, toys.policy(), {"x": torch.ones(2)}, {"step": step}, {"again": []}, keep)
+    save = saves(toys.policy(), {"x": torch.ones(2)})
+    return asyncio.run(checkpoint.write(tmp_path, step, save, {"step": step}, {"again": []}, keep))
+
+
+def saves(policy: Any, tensors: dict[str, Any]) -> Any:
+    async def save(folder: Path) -> None:
+        policy.save(folder / "model")
+        torch.save(tensors, folder / "trainer.pt")
+
+    return save
 
 
 def contents(folder: Path) -> list[str]:
@@ -453,7 +463,7 @@ def test_a_full_disk_is_one_sentence_and_older_checkpoints_stay_whole(
     with monkeypatch.context() as patch:
         FullDisk(patch, what)
         with pytest.raises(RollenvError) as refusal:
-            checkpoint.write(tmp_path, step, policy, {}, {"step": step, "new": True}, {}, keep=1)
+            asyncio.run(checkpoint.write(tmp_path, step, saves(policy, {}), {"step": step, "new": True}, {}, keep=1))
     text = str(refusal.value)
     assert "No space left on device" in text
     assert "step-000001'" in text

@@ -1,0 +1,133 @@
+"""The parts of a run that may live elsewhere: what learns and what generates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from rollenv.cluster.devices import DeviceMap, device_map
+from rollenv.cluster.engine import EngineWorker, RemoteEngine, start_engine
+from rollenv.cluster.runtime import Runtime, WorkerSpec
+from rollenv.cluster.supervision import Supervisor
+from rollenv.cluster.weights import Publisher
+from rollenv.cluster.worker_group import WorkerGroup
+from rollenv.config.train import TrainConfig
+from rollenv.inference.base import Engine
+from rollenv.inference.chat import ChatFormat
+from rollenv.inference.proxy import LLMProxy
+from rollenv.rollout.setup import model_engine, torch_engine
+from rollenv.rollout.timeline import Timeline
+from rollenv.trainers.device import choose_device
+from rollenv.trainers.learner import Learner, LocalLearner, RankedLearner, TrainerRank, TrainJob
+from rollenv.trainers.policy import load_model
+
+
+@dataclass(slots=True)
+class Parts:
+    """A learner, an engine, and what ends when the run does."""
+
+    learner: Learner
+    engine: Engine
+    closing: list[Callable[[], Coroutine[Any, Any, None]]]
+
+    async def close(self) -> None:
+        """Ends all, the engine first: it may be at work for nobody."""
+        await self.engine.close()
+        await self.learner.close()
+        for close in self.closing:
+            await close()
+
+
+def local_parts(job: TrainJob, timeline: Timeline | None = None) -> Parts:
+    """Both in this process.
+
+    Raises:
+        RollenvError: the model cannot be read, or the device is not here.
+    """
+    trainer, config = job.trainer(), job.config
+    policy = trainer.policy
+    engine = model_engine(policy.model, policy.tokenizer, str(policy.device), config.rollout, timeline)
+    return Parts(LocalLearner(trainer, beside=config.rollout.eta > 0), engine, [])
+
+
+def devices_here(fake: int = 0) -> int:
+    """Devices that a cluster started on this machine will have."""
+    return fake or torch.cuda.device_count()
+
+
+def planned(config: TrainConfig, available: int | None) -> DeviceMap:
+    """The workers of a run on a cluster with so many devices (None: nobody knows yet). Raises RollenvError for a map
+    that cannot be."""
+    return device_map(config.devices, available, config.devices.ranks, config.rollout.replicas)
+
+
+async def cluster_parts(job: TrainJob, runtime: Runtime, laid: DeviceMap, timeline: Timeline | None = None) -> Parts:
+    """Both on workers: a rank or an engine for each that `laid` has. The runtime ends with the parts.
+
+    Raises:
+        RollenvError: what a worker raises that cannot be made.
+        WorkerDied: a worker's process ended while it was made.
+    """
+    tokenizer = load_model(job.resume.model if job.resume else job.model)[1]
+    learner, (engine, watch) = await asyncio.gather(
+        _ranks(job, runtime, laid, ChatFormat(tokenizer)), _engines(job, runtime, laid, timeline)
+    )
+
+    async def end() -> None:
+        watch.cancel()
+        await runtime.close()
+
+    return Parts(learner, engine, [end])
+
+
+async def _ranks(job: TrainJob, runtime: Runtime, laid: DeviceMap, chat: ChatFormat) -> RankedLearner:
+    size = len(laid.policy)
+    specs = [
+        WorkerSpec(f"rank-{i}", partial(TrainerRank, job, i, size), devices, _share(laid))
+        for i, devices in enumerate(laid.policy)
+    ]
+    return await RankedLearner.join(await WorkerGroup.start(runtime, specs), runtime, chat)
+
+
+async def _engines(
+    job: TrainJob, runtime: Runtime, laid: DeviceMap, timeline: Timeline | None
+) -> tuple[Engine, asyncio.Task[None]]:
+    """The engines behind a proxy, and the task that watches over them."""
+    publisher = Publisher(runtime.put)
+    specs = {
+        f"engine-{i}": WorkerSpec(f"engine-{i}", partial(_engine_worker, job), devices, _share(laid))
+        for i, devices in enumerate(laid.rollout)
+    }
+
+    async def start(name: str) -> RemoteEngine:
+        return await start_engine(runtime, specs[name], publisher)
+
+    def drawn(name: str, engine: Engine) -> Engine:
+        return engine if timeline is None else timeline.engine(engine, name)
+
+    async def succeed(name: str, cause: str) -> Engine:
+        return drawn(name, await supervisor.succeed(name, cause))
+
+    supervisor = Supervisor(start)
+    started = await asyncio.gather(*map(supervisor.begin, specs))
+    engines = {name: drawn(name, engine) for name, engine in zip(specs, started, strict=True)}
+    proxy = LLMProxy(engines, stall_seconds=2 * job.config.rollout.generate_seconds, successor=succeed)
+    return proxy, asyncio.ensure_future(supervisor.watch(proxy))
+
+
+def _engine_worker(job: TrainJob) -> EngineWorker:
+    """In the worker: an engine of the run's model. The present weights come with the first update."""
+    config = job.config
+    device = choose_device(config.device, config.threads)
+    model, tokenizer = load_model(job.resume.model if job.resume else job.model)
+    return EngineWorker(lambda: torch_engine(model, tokenizer, device, config.rollout))
+
+
+def _share(laid: DeviceMap) -> float:
+    """Of a device, what each of its roles is counted as taking."""
+    return 0.5 if laid.shared else 1.0
