@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch is loaded: its idle OpenMP threads would spin, which slows everything else on a small machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -58,3 +60,15 @@ def temp_registry() -> Iterator[dict[str, registration.EnvSpec]]:
     for live, kept in ((registration.registry, ours), (gymnasium.registry, mirrored)):
         live.clear()
         live.update(kept)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """A cluster of this machine with four devices that it pretends to have; it lives for the whole session."""
+    pytest.importorskip("ray")
+    from rollenv.cluster.ray_runtime import RayRuntime
+    from rollenv.config.train import RayConfig
+
+    runtime = RayRuntime(RayConfig(fake_gpus=4))
+    yield runtime
+    asyncio.run(runtime.close())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -29,18 +27,18 @@ from rollenv.trainers.policy import load_model
 
 @dataclass(slots=True)
 class Parts:
-    """A learner, an engine, and what ends when the run does."""
+    """A learner, an engine, and who watches over them."""
 
     learner: Learner
     engine: Engine
-    closing: list[Callable[[], Coroutine[Any, Any, None]]]
+    watch: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """Ends all, the engine first: it may be at work for nobody."""
+        if self.watch is not None:
+            self.watch.cancel()
         await self.engine.close()
         await self.learner.close()
-        for close in self.closing:
-            await close()
 
 
 def local_parts(job: TrainJob, timeline: Timeline | None = None) -> Parts:
@@ -52,7 +50,7 @@ def local_parts(job: TrainJob, timeline: Timeline | None = None) -> Parts:
     trainer, config = job.trainer(), job.config
     policy = trainer.policy
     engine = model_engine(policy.model, policy.tokenizer, str(policy.device), config.rollout, timeline)
-    return Parts(LocalLearner(trainer, beside=config.rollout.eta > 0), engine, [])
+    return Parts(LocalLearner(trainer, beside=config.rollout.eta > 0), engine)
 
 
 def devices_here(fake: int = 0) -> int:
@@ -67,7 +65,7 @@ def planned(config: TrainConfig, available: int | None) -> DeviceMap:
 
 
 async def cluster_parts(job: TrainJob, runtime: Runtime, laid: DeviceMap, timeline: Timeline | None = None) -> Parts:
-    """Both on workers: a rank or an engine for each that `laid` has. The runtime ends with the parts.
+    """Both on workers: a rank or an engine for each that `laid` has.
 
     Raises:
         RollenvError: what a worker raises that cannot be made.
@@ -78,11 +76,7 @@ async def cluster_parts(job: TrainJob, runtime: Runtime, laid: DeviceMap, timeli
         _ranks(job, runtime, laid, ChatFormat(tokenizer)), _engines(job, runtime, laid, timeline)
     )
 
-    async def end() -> None:
-        watch.cancel()
-        await runtime.close()
-
-    return Parts(learner, engine, [end])
+    return Parts(learner, engine, watch)
 
 
 async def _ranks(job: TrainJob, runtime: Runtime, laid: DeviceMap, chat: ChatFormat) -> RankedLearner:

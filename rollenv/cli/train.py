@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -235,11 +235,11 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
     with TrainScreen(config, start) as screen, _drawn(folder, start, draw) as timeline:
 
         async def main() -> None:
-            parts = await _elsewhere(config, model, plan.checkpoint, timeline)
-            run = TrainRun(config, model, plan.checkpoint, screen.on_figures, timeline, parts)
-            write_atomically(folder / "config.toml", [dump_toml(config)])
-            screen.begin(f"{env_spec.id} in {folder}, from {model}")
-            await _train(run, screen)
+            async with _elsewhere(config, model, plan.checkpoint, timeline) as parts:
+                run = TrainRun(config, model, plan.checkpoint, screen.on_figures, timeline, parts)
+                write_atomically(folder / "config.toml", [dump_toml(config)])
+                screen.begin(f"{env_spec.id} in {folder}, from {model}")
+                await _train(run, screen)
 
         try:
             asyncio.run(main())
@@ -252,12 +252,14 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
         _tell_bias(folder)
 
 
+@contextlib.asynccontextmanager
 async def _elsewhere(
     config: TrainConfig, model: str, checkpoint: Checkpoint | None, timeline: Timeline | None
-) -> Parts | None:
-    """What lives in workers of a cluster, when the settings say so; the plan is printed before anything starts."""
+) -> AsyncIterator[Parts | None]:
+    """What lives in workers of a cluster, when the settings say so; the plan is printed before they start."""
     if config.runtime == "local":
-        return None
+        yield None
+        return
     from rollenv.cluster.ray_runtime import RayRuntime
     from rollenv.trainers.learner import TrainJob
     from rollenv.trainers.parts import cluster_parts, devices_here, planned
@@ -270,10 +272,9 @@ async def _elsewhere(
         for line in (f"{runtime.n_devices} devices, {laid.layout}", *laid.lines(runtime.nodes)):
             print(line, flush=True)
         runtime.reserve(laid.devices)
-        return await cluster_parts(TrainJob(config, model, checkpoint, algorithms(config)), runtime, laid, timeline)
-    except BaseException:
+        yield await cluster_parts(TrainJob(config, model, checkpoint, algorithms(config)), runtime, laid, timeline)
+    finally:
         await runtime.close()
-        raise
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,18 +11,6 @@ import pytest
 from rollenv.cluster.runtime import LocalRuntime, Runtime
 
 InRuntime = Callable[[Callable[[Runtime], Awaitable[Any]]], Any]
-
-
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[Any]:
-    """A cluster of this machine with four devices that it pretends to have; it lives for the whole session."""
-    pytest.importorskip("ray")
-    from rollenv.cluster.ray_runtime import RayRuntime
-    from rollenv.config.train import RayConfig
-
-    runtime = RayRuntime(RayConfig(fake_gpus=4))
-    yield runtime
-    asyncio.run(runtime.close())
 
 
 @pytest.fixture(params=["local", "ray"])

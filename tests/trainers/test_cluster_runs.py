@@ -1,0 +1,118 @@
+"""A run on a cluster is the run in one process: the same figures where nothing is summed in another order, and the same
+number of steps whatever dies on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+ray = pytest.importorskip("ray")
+
+import runs  # noqa: E402
+
+from rollenv.config import TrainConfig  # noqa: E402
+from rollenv.trainers import checkpoint  # noqa: E402
+from rollenv.trainers.learner import TrainJob  # noqa: E402
+from rollenv.trainers.metrics import read_metrics  # noqa: E402
+from rollenv.trainers.parts import cluster_parts, planned  # noqa: E402
+from rollenv.trainers.run import TrainRun  # noqa: E402
+from rollenv.trainers.world import algorithms  # noqa: E402
+
+pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(300)]
+
+
+def on_ray(out: Path, **settings: Any) -> TrainConfig:
+    return runs.config(out, **({"runtime": "ray"} | settings))
+
+
+def train(
+    c: TrainConfig,
+    model: Path,
+    cluster: Any,
+    resume: Any = None,
+    prepare: Callable[[TrainRun], None] = lambda run: None,
+) -> TrainRun:
+    """A whole run on the cluster of the tests, which it leaves as it was."""
+
+    async def main() -> TrainRun:
+        laid = planned(c, cluster.n_devices)
+        cluster.reserve(laid.devices)
+        parts = await cluster_parts(TrainJob(c, str(model), resume, algorithms(c)), cluster, laid)
+        run = TrainRun(c, model, resume, parts=parts)
+        prepare(run)
+        try:
+            await run.train()
+        finally:
+            cluster.give_back()
+        return run
+
+    return asyncio.run(main())
+
+
+MAPS = {
+    "CPU": {},
+    "disjoint": {"devices": {"policy": "0", "rollout": "2-3"}},
+    "colocated": {"devices": {"policy": "1", "rollout": "1", "share": True}},
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_with_one_rank_the_figures_and_weights_are_the_same(
+    name: str, model: Path, tmp_path: Path, ray_cluster: Any
+) -> None:
+    runs.train(runs.config(tmp_path / "here"), model)
+    train(on_ray(tmp_path / "there", **MAPS[name]), model, ray_cluster)
+    runs.assert_equal_runs(tmp_path / "here", tmp_path / "there")
+
+
+def test_two_ranks_and_two_engines_train_the_same_up_to_the_order_of_sums(
+    model: Path, tmp_path: Path, ray_cluster: Any
+) -> None:
+    runs.train(runs.config(tmp_path / "here", steps=2), model)
+    c = on_ray(tmp_path / "there", steps=2, devices={"policy": "0-1", "rollout": "2-3"})
+    train(c, model, ray_cluster)
+    ours, theirs = runs.weights(tmp_path / "here"), runs.weights(tmp_path / "there")
+    assert all(torch.allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-5) for name in ours)
+
+
+def test_a_run_goes_on_with_other_ranks_and_engines(model: Path, tmp_path: Path, ray_cluster: Any) -> None:
+    """The checkpoint of one rank here, continued by two with three engines, and that one here again: the same next
+    batches."""
+    runs.train(runs.config(tmp_path / "whole", steps=6, checkpoint={"every": 2, "keep": 9}), model)
+    out = tmp_path / "moved"
+    runs.train(runs.config(out, steps=2, checkpoint={"every": 2, "keep": 9}), model)
+    moved = {"checkpoint": {"every": 2, "keep": 9}, "rollout": {"replicas": 3}, "devices": {"ranks": 2}}
+    train(on_ray(out, steps=4, **moved), model, ray_cluster, checkpoint.newest(out))
+    runs.train(runs.config(out, steps=6, checkpoint={"every": 2, "keep": 9}), model, checkpoint.newest(out))
+    tasks = [
+        [(line["step"], line["index"], line["task"]) for line in _groups(tmp_path / name)]
+        for name in ("whole", "moved")
+    ]
+    assert tasks[0] == tasks[1]
+    assert [line["step"] for line in read_metrics(out)] == list(range(7))
+
+
+def _groups(folder: Path) -> list[dict[str, Any]]:
+    return runs.read_groups(folder)
+
+
+def test_an_engine_that_is_killed_costs_no_step(model: Path, tmp_path: Path, ray_cluster: Any) -> None:
+    def kill_later(run: TrainRun) -> None:
+        async def kill() -> None:
+            while run.step < 1:
+                await asyncio.sleep(0.01)
+            victim = next(iter(run.engine._replicas.values()))  # type: ignore[attr-defined]
+            ray.kill(victim.engine.handle._actor)
+
+        run.killer = asyncio.ensure_future(kill())  # type: ignore[attr-defined]
+
+    c = on_ray(tmp_path, steps=6, rollout={"replicas": 2}, eval={"every": 0})
+    run = train(c, model, ray_cluster, prepare=kill_later)
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(7))
+    assert run.scheduler.ledger.balanced
+    assert run.killer.done()  # type: ignore[attr-defined]
