@@ -112,6 +112,12 @@ def test_branches_are_asked_for_where_there_are_none() -> None:
         assert sum(advantages) == pytest.approx(trajectory.reward - 0.25)  # all but the first value cancel
 
 
+def test_a_run_that_would_need_branches_is_refused_before_it_starts(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RollenvError, match="a run plays none"):
+        train(config(tmp_path / "run", algo={"advantage": "vine"}), model)
+    assert not (tmp_path / "run").exists()
+
+
 # -- whole steps -----------------------------------------------------------------------------------------------------
 
 
