@@ -83,7 +83,8 @@ def _copy_of(policy: Policy) -> Policy:
 def _head(policy: Policy) -> torch.nn.Linear:
     """From nothing: every state is worth 0, until something else is learned. (Random weights would be noise.)"""
     width = int(policy.model.config.get_text_config().hidden_size)
-    head = torch.nn.utils.skip_init(torch.nn.Linear, width, 1)  # draws nothing from the generator
+    # Draws nothing from the generator.
+    head: torch.nn.Linear = torch.nn.utils.skip_init(torch.nn.Linear, width, 1)  # type: ignore[no-untyped-call]
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
     return head.to(policy.device)

@@ -79,6 +79,11 @@ class TrainRun:
     ) -> None:
         if config.out is None:
             raise ValueError("a run needs config.out")
+        if any(algo.advantage == "vine" for algo in (config.algo, *(part.algo for part in config.mixture)) if algo):
+            raise RollenvError(
+                "algo.advantage=vine compares with branches played from snapshots, and a run plays none: train with a "
+                "PolicyTrainer on groups that have them (Turn.branch_returns), or take another advantage, such as gigpo"
+            )
         self.config, self._on_figures, self._timeline = config, on_figures, timeline
         self.folder = Path(config.out)
         checkpoint.sweep(self.folder)

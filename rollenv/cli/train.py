@@ -88,7 +88,7 @@ def train(
     timeline: TimelineOption = False,
     imports: ImportOption = None,
 ) -> None:
-    """Train a policy: seed, rollouts, GRPO, evaluation on a fixed panel, checkpoints."""
+    """Train a policy: seed, rollouts, updates, evaluation on a fixed panel, checkpoints."""
     import_user_code(imports)
     from rollenv.config import TrainConfig, load_config
 

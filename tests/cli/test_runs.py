@@ -107,6 +107,8 @@ def test_a_run_folder(
     # It keeps its settings when it goes on, but may go on for longer.
     assert main(["train", *IMPORT, "--resume", str(run), "optim.lr=1"]) == 2
     assert "has optim.lr=1e-06, not 1" in capsys.readouterr().err
+    assert main(["train", *IMPORT, "--resume", str(run), "algo=ppo"]) == 2
+    assert "has algo.advantage=grpo, not gae" in capsys.readouterr().err
     assert main(["train", *IMPORT, "--resume", str(run), "--steps", "1"]) == 2
     assert "is at step 2 already" in capsys.readouterr().err
     assert main(["train", *IMPORT, "--resume", str(run), "--env", "webshop"]) == 2

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,22 @@ def test_none_overrides_what_the_environment_ships(tmp_path: Path) -> None:
     assert config.agent.arguments["system"] is None
     assert config.rollout.max_turns is None
     assert config.algo.correction == "none"
+
+
+def test_a_preset_is_shown_as_the_settings_that_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--dry-run` prints all that it sets, later words over it; nothing of its name is left."""
+    words = ["train", *COLOURS, "algo=dapo", "clip_high=0.3", 'mixture=[{env="webshop", algo="ppo"}]', "--dry-run"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    shown = tomllib.loads(text)
+    assert (shown["algo"]["clip_low"], shown["algo"]["clip_high"]) == (0.2, 0.3)
+    assert (shown["algo"]["overlong_length"], shown["rollout"]["filter"]) == (20480, "refill")
+    assert shown["mixture"][0]["algo"]["advantage"] == "gae"
+    (tmp_path / "again.toml").write_text(text)
+    assert main(["train", *IMPORT, "--config", "again.toml", "--dry-run"]) == 0
+    assert capsys.readouterr().out == text
+    assert main(["train", *COLOURS, "algo=dappo", "--dry-run"]) == 2
+    assert "there is no such preset; did you mean 'dapo'?" in capsys.readouterr().err
 
 
 def test_options_come_before_words_and_files_before_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
