@@ -1,0 +1,213 @@
+"""What workers cost and what they bring: the Ray runtime against the local one, weight sync, engines added.
+
+- overhead: the default WebShop job for some steps, on the local runtime and on Ray, in turn; seconds per step.
+- sync: weights of some hundred megabytes to an engine of this process and to one of another process, GB per second; the
+  seed policy's to two engines in other processes, milliseconds.
+- scaling: episodes whose environments take twice as long as generation, with 1, 4 and 16 simulated engines in processes
+  of their own and as many episodes for each; episodes per second for each engine, against those with one engine.
+
+Usage: python benchmarks/cluster.py [--only overhead|sync|scaling] [--steps 12] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import slow_shop
+import torch
+
+from rollenv.cluster.engine import EngineWorker, start_engine
+from rollenv.cluster.ray_runtime import RayRuntime
+from rollenv.cluster.runtime import LocalRuntime, Runtime, WorkerSpec
+from rollenv.cluster.weights import Publisher, packed, unpacked
+from rollenv.config import TrainConfig, load_config
+from rollenv.config.train import RayConfig
+from rollenv.inference import LLMProxy, SamplingParams, ScriptedEngine
+from rollenv.rollout.setup import torch_engine
+from rollenv.trainers.learner import TrainJob
+from rollenv.trainers.parts import cluster_parts, planned
+from rollenv.trainers.policy import load_model
+from rollenv.trainers.run import TrainRun
+from rollenv.trainers.world import algorithms
+
+REPEATS = 5
+SYNC_MIB = 512
+TURNS, TOKENS, TOKEN_SECONDS, ENV_SECONDS = 5, 10, 0.1, 2.0
+CAPACITY, PER_ENGINE, ROUNDS = 8, 24, 2
+"""Completions that a simulated engine works on at a time; episodes in flight for each engine; how often that many."""
+
+
+# -- overhead --------------------------------------------------------------------------------------------------------
+
+
+async def train(runtime: Runtime | None, steps: int, folder: Path) -> list[float]:
+    """Seconds of each step of the default job but the first."""
+    words = [f"steps={steps}", "eval.every=0", "eval.episodes=1", "checkpoint.every=0", f"out={folder}"]
+    words += ["runtime=ray"] if runtime is not None else []
+    config: TrainConfig = load_config(TrainConfig, "webshop", None, words)
+    parts = None
+    if runtime is not None:
+        job = TrainJob(config, str(slow_shop.SEED_POLICY), None, algorithms(config))
+        parts = await cluster_parts(job, runtime, planned(config, 0))
+    seconds: list[float] = []
+
+    def on_figures(kind: str, figures: dict[str, Any]) -> None:
+        if kind == "step":
+            seconds.append(figures["seconds"])
+
+    await TrainRun(config, slow_shop.SEED_POLICY, None, on_figures, parts=parts).train()
+    return seconds[1:]
+
+
+async def overhead(ray: RayRuntime, steps: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as temporary:
+        local = await train(None, steps, Path(temporary) / "local")
+        remote = await train(ray, steps, Path(temporary) / "ray")
+    ratio = sum(remote) / sum(local)
+    print(
+        f"{len(local)} steps of the default job: {sum(local):.1f} s local, {sum(remote):.1f} s on Ray: {ratio:.2f} times"
+    )
+    return {"local_seconds": sum(local), "ray_seconds": sum(remote), "ratio": ratio}
+
+
+# -- weight sync -----------------------------------------------------------------------------------------------------
+
+
+class Copying(ScriptedEngine):
+    """An engine whose weights are copied into tensors that it has, as a model's are."""
+
+    def __init__(self, like: dict[str, tuple[int, ...]]) -> None:
+        super().__init__(lambda prompt, sampling: [0])
+        self._own = {name: torch.zeros(shape) for name, shape in like.items()}
+
+    async def update_weights(self, version: int, tensors: Any) -> None:
+        for name, tensor in tensors.items():
+            self._own[name].copy_(tensor)
+        await super().update_weights(version, {})
+
+
+def seed_engine() -> EngineWorker:
+    model, tokenizer = load_model(slow_shop.SEED_POLICY)
+    config: TrainConfig = load_config(TrainConfig, "webshop", None, [])
+    return EngineWorker(lambda: torch_engine(model, tokenizer, "cpu", config.rollout))
+
+
+async def sync(ray: RayRuntime) -> dict[str, float]:
+    shapes = {f"layer.{i}": (1024, 1024) for i in range(SYNC_MIB // 4)}
+    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
+    gigabytes = SYNC_MIB * 2**20 / 1e9
+    figures = {}
+    for name, runtime in (("in process", LocalRuntime()), ("between processes", ray)):
+        spec = WorkerSpec("copying", lambda: EngineWorker(lambda: Copying(shapes)))
+        engine = await start_engine(runtime, spec, Publisher(runtime.put))
+        # In one process an engine gets the tensors themselves, as `LocalLearner` hands them over.
+        update = engine.update_weights if runtime is ray else partial(_directly, Copying(shapes))
+        seconds = [await _timed(update(version, dict(weights))) for version in range(1, REPEATS + 2)]
+        figures[name] = gigabytes / statistics.median(seconds[1:])
+        print(f"weights {name}: {figures[name]:.2f} GB/s (median of {REPEATS}, {gigabytes:.2f} GB)")
+        await engine.close()
+    began = time.perf_counter()
+    unpacked(*packed(weights))
+    print(f"packing alone: {gigabytes / (time.perf_counter() - began):.2f} GB/s")
+    publisher = Publisher(ray.put)
+    engines = [await start_engine(ray, WorkerSpec(f"seed-{i}", seed_engine), publisher) for i in range(2)]
+    proxy = LLMProxy(engines)
+    policy = load_model(slow_shop.SEED_POLICY)[0].state_dict()
+    seconds = [await _timed(proxy.update_weights(version, policy)) for version in range(1, 12)]
+    figures["seed_policy_ms"] = 1e3 * statistics.median(seconds[1:])
+    print(f"the seed policy to two engines: {figures['seed_policy_ms']:.0f} ms (median of 10)")
+    await proxy.close()
+    return figures
+
+
+async def _directly(engine: Copying, version: int, tensors: Any) -> None:
+    await engine.update_weights(version, tensors)
+
+
+async def _timed(work: Any) -> float:
+    began = time.perf_counter()
+    await work
+    return time.perf_counter() - began
+
+
+# -- scaling -------------------------------------------------------------------------------------------------------
+
+
+def simulated() -> EngineWorker:
+    return EngineWorker(
+        lambda: ScriptedEngine(
+            lambda prompt, sampling: [1] * TOKENS, seconds_per_token=TOKEN_SECONDS, token_budget=CAPACITY * 2 * TOKENS
+        )
+    )
+
+
+async def play(proxy: LLMProxy, number: int) -> None:
+    """An episode: its environment's seconds are drawn from its number."""
+    for turn in range(TURNS):
+        await proxy.generate([1] * TOKENS, SamplingParams(max_tokens=TOKENS), session=str(number))
+        await asyncio.sleep(ENV_SECONDS * (0.5 + ((number * 7919 + turn * 104729) % 1000) / 1000))
+    await proxy.release(str(number))
+
+
+async def scaling(ray: RayRuntime) -> dict[str, float]:
+    rates: dict[int, float] = {}
+    for n in (1, 4, 16):
+        publisher = Publisher(ray.put)
+        engines = await asyncio.gather(
+            *(start_engine(ray, WorkerSpec(f"simulated-{i}", simulated), publisher) for i in range(n))
+        )
+        proxy = LLMProxy(engines)
+        places = asyncio.Semaphore(PER_ENGINE * n)
+
+        async def one(number: int, proxy: LLMProxy = proxy, places: asyncio.Semaphore = places) -> None:
+            async with places:
+                await play(proxy, number)
+
+        episodes = PER_ENGINE * n * ROUNDS
+        began = time.perf_counter()
+        await asyncio.gather(*(one(number) for number in range(episodes)))
+        rates[n] = episodes / (time.perf_counter() - began)
+        await proxy.close()
+        print(
+            f"{n:2d} engines: {rates[n]:6.2f} episodes/s, {rates[n] / n:.3f} for each: efficiency "
+            f"{rates[n] / n / rates[1]:.3f}",
+            flush=True,
+        )
+    return {str(n): rate / n / rates[1] for n, rate in rates.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("overhead", "sync", "scaling"), help="one part")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    ray = RayRuntime(RayConfig.model_validate({}))
+    parts = {
+        "overhead": lambda: overhead(ray, options.steps),
+        "sync": lambda: sync(ray),
+        "scaling": lambda: scaling(ray),
+    }
+    chosen = [name for name in parts if options.only in (None, name)]
+
+    async def run() -> dict[str, Any]:
+        try:
+            return {name: await parts[name]() for name in chosen}
+        finally:
+            await ray.close()
+
+    figures = asyncio.run(run())
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
