@@ -33,7 +33,8 @@ from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.groups import GroupRequest
 from rollenv.rollout.play import ScriptedPlay
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.simulation.run import simulate
+from rollenv.simulation.clock import run_virtual
+from rollenv.simulation.run import few_collections, simulate
 from rollenv.simulation.scenario import load_scenario, run_scenario, shipped
 
 IN_FLIGHT = (100, 1_000, 10_000)
@@ -92,6 +93,28 @@ def turns_per_second(config: ScenarioConfig) -> float:
     return turns / (time.process_time() - began)
 
 
+def loop_alone(in_flight: int, episodes: int) -> float:
+    """Turns per second of CPU time when an episode is nothing but its sleeps: what the event loop and the machine's
+    caches make of so many tasks, whatever schedules them."""
+    draw = random.Random(0)
+    seconds = [[max(0.0, draw.gauss(10, 3)) for _ in range(TURNS)] for _ in range(episodes)]
+
+    async def main() -> None:
+        places = asyncio.Semaphore(in_flight)
+
+        async def sleep(turns: list[float]) -> None:
+            async with places:
+                for each in turns:
+                    await asyncio.sleep(each)
+
+        await asyncio.gather(*(sleep(turns) for turns in seconds))
+
+    began = time.process_time()
+    with few_collections():
+        run_virtual(main())
+    return episodes * TURNS / (time.process_time() - began)
+
+
 def cost(quick: bool) -> dict[str, Any]:
     """The curve over episodes in flight, and memory."""
     repeats, episodes = (1, 2_000) if quick else (3, EPISODES)
@@ -102,16 +125,18 @@ def cost(quick: bool) -> dict[str, Any]:
         for n, engine in rates:
             rates[n, engine].append(turns_per_second(crowd(n, episodes, engine)))
     medians = {key: statistics.median(values) for key, values in rates.items()}
-    print(f"\n{'in flight':>10s} {'turns/s':>9s} {'us/turn':>8s} {'with engine model':>18s}")
+    bare = {n: statistics.median(loop_alone(n, episodes) for _ in range(repeats)) for n in points}
+    print(f"\n{'in flight':>10s} {'turns/s':>9s} {'us/turn':>8s} {'with engine model':>18s} {'the loop alone':>15s}")
     for n in points:
         alone, whole = medians[n, False], medians[n, True]
-        print(f"{n:10,d} {alone:9,.0f} {1e6 / alone:8.1f} {whole:18,.0f}")
+        print(f"{n:10,d} {alone:9,.0f} {1e6 / alone:8.1f} {whole:18,.0f} {bare[n]:15,.0f}")
     mib = memory(points[-1])
     print(f"memory of {points[-1]:,} episodes in flight: {mib:.0f} MiB (target: 1024)")
     return {
         "turns_per_second": {str(n): medians[n, False] for n in points},
         "turns_per_second_with_engine": {str(n): medians[n, True] for n in points},
         "growth": medians[points[0], False] / medians[points[-1], False],
+        "growth_of_the_loop_alone": bare[points[0]] / bare[points[-1]],
         "mib": mib,
     }
 
