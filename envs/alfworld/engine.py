@@ -7,7 +7,6 @@ original lists them.
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,13 +47,6 @@ class State:
     toggled: int
     sliced: int
 
-    def dump(self) -> list[Any]:
-        """The state as plain numbers and lists."""
-        return [
-            self.at, self.held, self.opened, self.contents, self.taken, self.lying,
-            self.clean, self.hot, self.cool, self.toggled, self.sliced,
-        ]  # fmt: skip
-
 
 class Words:
     """A dialect made ready: how commands begin, and what the engine answers."""
@@ -66,7 +58,6 @@ class Words:
         self.middle = {name: middle for name, (_, middle) in commands.items()}
         self.verbs = {self.begin[name].split(" ")[0]: name for name in ("gotolocation", *_HANDLERS)}
         self.verbs |= {self.begin[name]: name for name in ("look", "inventory", "help") if name in commands}
-        self.says = {name: text.format if "{" in text else None for name, text in dialect.feedback.items()}
         self.open_view, self.closed_view, self.plain_view = (view.format for view in dialect.views)
         container, *others = dialect.objects
         self.container_view = container.format
@@ -75,9 +66,8 @@ class Words:
         ]
         self.always = sorted(self.begin[name] for name in ("look", "inventory", "help") if name in commands)
 
-    def distinct(self) -> bool:
+        self.distinct = len(self.verbs) == len(_HANDLERS) + 1 + len(self.always)
         """Whether the first word of a command tells what is to be done, as the engine takes for granted."""
-        return len(self.verbs) == len(_HANDLERS) + 1 + len(self.always)
 
 
 class Board:
@@ -103,6 +93,10 @@ class Board:
                 self._all_walks = sorted((begin + name, game.place[r]) for r, name in enumerate(game.receptacles))
             found = self._walks[place] = [command for command, where in self._all_walks if where != place]
         return found
+
+    def episode(self) -> Simulator:
+        """A new episode."""
+        return Simulator(self, self.first())
 
     def first(self) -> State:
         """The state in which the game begins."""
@@ -134,11 +128,11 @@ class Simulator:
     `command` plays; `admissible` lists what can be played; `won` says whether the goal holds.
     """
 
-    __slots__ = ("_admissible", "_local", "board", "state", "won")
+    __slots__ = ("_admissible", "board", "state", "won")
 
-    def __init__(self, board: Board, state: State | None = None) -> None:
+    def __init__(self, board: Board, state: State) -> None:
         self.board = board
-        self.state = board.first() if state is None else state
+        self.state = state
         self._admissible: list[str] | None = None
         self.won = self._goal_holds()
 
@@ -438,6 +432,25 @@ class Simulator:
             if able & bit and places >> receptacle & 1
         ]
 
+    # -- snapshots ---------------------------------------------------------------------------------------------
+
+    def dump(self) -> list[Any]:
+        """The state as numbers and lists of numbers."""
+        state = self.state
+        return [
+            state.at, state.held, state.opened, state.contents, state.taken, state.lying,
+            state.clean, state.hot, state.cool, state.toggled, state.sliced,
+        ]  # fmt: skip
+
+    def load(self, values: list[Any]) -> None:
+        """Goes on from the state of `dump`."""
+        self.state = State(*values)
+        self._changed()
+        self.update_won()
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
     # -- the goal ----------------------------------------------------------------------------------------------
 
     def update_won(self) -> bool:
@@ -480,9 +493,3 @@ _HANDLERS: Mapping[str, Callable[[Simulator, str], str | None]] = {
     "toggleobject": Simulator._use,
     "sliceobject": Simulator._slice,
 }
-
-
-@functools.cache
-def words_of(dialect: Dialect) -> Words:
-    """The words of a dialect, made once."""
-    return Words(dialect)

@@ -20,9 +20,8 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
 
 from rollenv.envs.alfworld.cache import cache_root, replacing, write_bytes
 from rollenv.errors import RollenvError, did_you_mean
@@ -75,8 +74,7 @@ def task_type(task: str) -> str:
     return kind if kind in TASK_TYPES else "other"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A game of a library.
 
     Attributes:
@@ -134,8 +132,9 @@ class FileLibrary:
         return data
 
 
-def open_library(data: str | os.PathLike[str]) -> FileLibrary:
-    """The games of a folder or archive (.zip, .tar and packed tars).
+@functools.cache
+def open_library(data: str) -> FileLibrary:
+    """The games of a folder or archive (.zip, .tar and packed tars), looked for once per process.
 
     Raises:
         RollenvError: there is no such folder or archive, it is torn, or has no solvable games.
@@ -159,9 +158,9 @@ def open_library(data: str | os.PathLike[str]) -> FileLibrary:
 class SingleGame:
     """The library of one game file."""
 
-    def __init__(self, game: str | os.PathLike[str]) -> None:
+    def __init__(self, game: str) -> None:
         self.path = Path(game).expanduser()
-        self.source = str(game)
+        self.source = game
         try:
             data = self.path.read_bytes()
         except OSError as error:
@@ -191,7 +190,7 @@ class SingleGame:
 
 def _task_of(path: str) -> str | None:
     """The task id of a game file by its path; None for what is no game, or is left out."""
-    parts = PurePosixPath(path).parts
+    parts = path.split("/")
     if len(parts) < 4 or parts[-1] != GAME or any(word in path for word in _LEFT_OUT):
         return None
     return "/".join(parts[-4:-1])
@@ -215,14 +214,14 @@ def _load_index(path: Path) -> dict[str, Any]:
     """A kept index; an empty one when there is none."""
     try:
         index = json.loads(path.read_bytes())
-        entries = [Entry(**(fields | {"stamp": tuple(fields["stamp"])})) for fields in index["entries"]]
+        entries = [Entry(task, path, tuple(stamp), *others) for task, path, stamp, *others in index["entries"]]
     except (OSError, ValueError, KeyError, TypeError):
         return {"stamp": None, "entries": []}
     return {"stamp": index["stamp"], "entries": entries}
 
 
 def _save_index(path: Path, stamp: object, entries: list[Entry]) -> None:
-    data = json.dumps({"stamp": stamp, "entries": [asdict(entry) for entry in entries]}, separators=(",", ":"))
+    data = json.dumps({"stamp": stamp, "entries": entries}, separators=(",", ":"))
     with contextlib.suppress(OSError):
         write_bytes(path, data.encode())
 
@@ -234,8 +233,9 @@ def _open_folder(folder: Path) -> FileLibrary:
     index = _index_path(folder, "folder")
     kept = {(entry.path, entry.stamp): entry for entry in _load_index(index)["entries"]}
     entries: dict[str, Entry] = {}
+    above = folder.resolve().as_posix()
     for path, stamp in _game_files(str(folder), ""):
-        task = _task_of(f"{folder.resolve().as_posix()}/{path}")
+        task = _task_of(f"{above}/{path}")
         if task is not None:
             _add(entries, kept.get((path, stamp)) or _look_at(folder, path, task, stamp), folder)
     if len(entries) != len(kept) or any((entry.path, entry.stamp) not in kept for entry in entries.values()):
@@ -261,7 +261,14 @@ def _game_files(folder: str, below: str) -> Iterator[tuple[str, tuple[int, int]]
 
 def _look_at(folder: Path, path: str, task: str, stamp: tuple[int, int]) -> Entry:
     data = _read(folder / path)
-    return Entry(task, path, stamp, hashlib.sha256(data).hexdigest(), _SOLVABLE.search(data) is not None)
+    return Entry(task, path, stamp, hashlib.sha256(data).hexdigest(), _is_solvable(data, folder / path))
+
+
+def _is_solvable(data: bytes, name: object) -> bool:
+    """Whether a game is marked as solvable, without reading all of it."""
+    if not data.rstrip().endswith(b"}"):
+        raise RollenvError(f"alfworld: '{name}' is torn after {len(data)} bytes; copy or download it again, or remove it")
+    return _SOLVABLE.search(data) is not None
 
 
 def _read_below(folder: Path, entry: Entry) -> bytes:
@@ -301,7 +308,7 @@ def _pack(archive: Path, pack: Path) -> list[Entry]:
                 if task is None:
                     continue
                 packed = zlib.compress(data, 1)
-                solvable = _SOLVABLE.search(data) is not None
+                solvable = _is_solvable(data, f"{archive}: {path}")
                 sha256 = hashlib.sha256(data).hexdigest()
                 _add(entries, Entry(task, path, (0, 0), sha256, solvable, offset, len(packed)), archive)
                 file.write(packed)
