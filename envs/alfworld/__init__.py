@@ -24,7 +24,12 @@ def register() -> None:
         "rollenv.envs.alfworld.env:AlfworldEnv",
         max_turns=50,
         placement="inline",
+        eval_split="valid_unseen",
         description="Household tasks in text: find, clean, heat, cool and place things (generated, or ALFWorld's games).",
+        agents={
+            "oracle": "rollenv.agents.alfworld_oracle:ALFWorldOracle",
+            "walkthrough": "rollenv.agents.alfworld_walkthrough:ALFWorldWalkthrough",
+        },
     )
 
 

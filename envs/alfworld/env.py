@@ -56,6 +56,8 @@ class AlfworldEnv(TextEnv):
         engine: `native`, or `textworld` for the reference engine (needs the extra `[alfworld]`). Games that the
             native engine does not know are played by the reference engine, with a warning.
         admissible_actions: whether `info` lists the admissible commands; steps without are faster.
+        walkthrough: whether `reset` shows the commands that solve the game, as `info["walkthrough"]` (None where the
+            file has none). They tell where things are: for replay, not for agents that are to be measured.
 
     Besides rollenv's own keys, `info` has `won` and `type` (which of the six kinds of task it is). The reward is 1.0
     in the step that solves the task, which ends the episode.
@@ -72,6 +74,7 @@ class AlfworldEnv(TextEnv):
         game: str | PathLike[str] | None = None,
         engine: Engine = "native",
         admissible_actions: bool = True,
+        walkthrough: bool = False,
     ) -> None:
         if engine not in _ENGINES:
             raise RollenvError(
@@ -84,6 +87,7 @@ class AlfworldEnv(TextEnv):
         self._game = None if game is None else fspath(game)
         self._engine = engine
         self._lists = bool(admissible_actions)
+        self._shows = bool(walkthrough)
         self._attach()
         self._task: str | None = None
         self._over = True
@@ -131,7 +135,163 @@ class AlfworldEnv(TextEnv):
         tasks.split_of(task)
         self._begin(task)
         self._over = False
-        return self._observation, self._info()
+        info = self._info()
+        if self._shows:
+            info["walkthrough"] = self._walkthrough(task)
+        return self._observation, info
+
+    def _begin(self, task: str) -> None:
+        """Sets up the first state of a game."""
+        simulator = self._simulate(task)
+        if self._simulator is not None:
+            self._simulator.close()
+        self._simulator, self._task = simulator, task
+        self._observation = simulator.welcome()
+
+    def _simulate(self, task: str) -> Simulator:
+        name = f"{self._library.source}: {task}"
+        if self._engine == "native":
+            try:
+                return board_of(self._library, task).episode()
+            except Foreign as reason:
+                warnings.warn(
+                    f"alfworld: '{name}' is played by the slow reference engine: {reason}", RuntimeWarning, stacklevel=4
+                )
+        data = self._library.read(task)
+        read_game_file(data, name)
+        return ReferenceSimulator(data, name)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Does what a command says; one that is not admissible changes nothing.
+
+        Raises:
+            InvalidAction: the action is not text.
+            EpisodeOver: there is no episode going on.
+        """
+        command = self.check_text(action)
+        simulator = self._simulator
+        if simulator is None or self._over:
+            raise EpisodeOver("alfworld: the episode is over or has not begun; call reset() first")
+        feedback = simulator.command(command)
+        valid = feedback is not None
+        won = simulator.update_won() if valid else simulator.won
+        self._observation = feedback if feedback is not None else NOTHING_HAPPENS
+        info = self._info()
+        info["valid_action"] = valid
+        if won:
+            self._over = True
+            info["success"] = True
+        return self._observation, float(won), won, False, info
+
+    def _info(self) -> dict[str, Any]:
+        simulator, task = self._simulator, self._task
+        assert simulator is not None
+        assert task is not None
+        info: dict[str, Any] = {"task": task, "type": task_type(task), "won": simulator.won}
+        if self._lists:
+            info["admissible_actions"] = simulator.admissible()
+        return info
+
+    def _walkthrough(self, task: str) -> list[str] | None:
+        found = read_game_file(self._library.read(task), task).walkthrough
+        return None if found is None else list(found)
+
+    def close(self) -> None: ...
+
+
+class AlfworldEnv(TextEnv):
+    """A house and a task. Actions are commands such as `go to drawer 1` or `take mug 1 from desk 2`.
+
+    Args:
+        data: folder or archive with ALFWorld's games (`json_2.1.1/<split>/<task>/<trial>/game.tw-pddl`, either
+            dialect); None for generated games.
+        game: one game file instead.
+        engine: `native`, or `textworld` for the reference engine (needs the extra `[alfworld]`). Games that the
+            native engine does not know are played by the reference engine, with a warning.
+        admissible_actions: whether `info` lists the admissible commands; steps without are faster.
+        walkthrough: whether `reset` shows the commands that solve the game, as `info["walkthrough"]` (None where the
+            file has none). They tell where things are: for replay, not for agents that are to be measured.
+
+    Besides rollenv's own keys, `info` has `won` and `type` (which of the six kinds of task it is). The reward is 1.0
+    in the step that solves the task, which ends the episode.
+
+    Raises:
+        RollenvError: an argument is not one of its values, or the games are missing or torn.
+    """
+
+    executor: Executor = "inline"
+
+    def __init__(
+        self,
+        data: str | PathLike[str] | None = None,
+        game: str | PathLike[str] | None = None,
+        engine: Engine = "native",
+        admissible_actions: bool = True,
+        walkthrough: bool = False,
+    ) -> None:
+        if engine not in _ENGINES:
+            raise RollenvError(
+                f"alfworld: engine must be one of {', '.join(_ENGINES)}, not {engine!r}"
+                f"{did_you_mean(str(engine), _ENGINES)}"
+            )
+        if data is not None and game is not None:
+            raise RollenvError("alfworld: give data (many games) or game (one of them), not both")
+        self._data = None if data is None else fspath(data)
+        self._game = None if game is None else fspath(game)
+        self._engine = engine
+        self._lists = bool(admissible_actions)
+        self._shows = bool(walkthrough)
+        self._attach()
+        self._task: str | None = None
+        self._over = True
+        self._observation = ""
+        self._simulator: Simulator | None = None
+
+    def _attach(self) -> None:
+        """Takes hold of the games."""
+        if self._game is not None:
+            single = SingleGame(self._game)
+            read_game_file(single.read(single.task), self._game)  # a file that is no game is refused at once
+            self._library: Library = single
+        elif self._data is not None:
+            self._library = open_library(self._data)
+        else:
+            from rollenv.envs.alfworld.generated import generated_library
+
+            self._library = generated_library()
+
+    @property
+    def tasks(self) -> TaskSet:
+        """The games, in the splits of their folders."""
+        return self._library.tasks
+
+    # -- episodes ------------------------------------------------------------------------------------------
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts an episode: of the game that `options={"task": id}` names, or a random one of the first split.
+
+        Raises:
+            RollenvError: there is no such game, `options` has other keys, or the game cannot be played.
+        """
+        super().reset(seed=seed)
+        options = self.check_options(options)
+        unknown = [key for key in options if key != "task"]
+        if unknown:
+            raise RollenvError(
+                f"alfworld: reset takes the option 'task', not '{unknown[0]}'{did_you_mean(str(unknown[0]), ['task'])}"
+            )
+        tasks = self.tasks
+        task = options.get("task")
+        if task is None:
+            ids = next(iter(tasks.splits.values()))
+            task = ids[int(self.np_random.integers(len(ids)))]
+        tasks.split_of(task)
+        self._begin(task)
+        self._over = False
+        info = self._info()
+        if self._shows:
+            info["walkthrough"] = self._walkthrough(task)
+        return self._observation, info
 
     def _begin(self, task: str) -> None:
         """Sets up the first state of a game."""
