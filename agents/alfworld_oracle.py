@@ -41,7 +41,7 @@ _TASKS = (
 )
 _APPLIANCES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
-_DOORS = frozenset("cabinet drawer fridge microwave safe".split())
+_DOORS = frozenset(["cabinet", "drawer", "fridge", "microwave", "safe"])
 """Kinds that are mostly closed: looking into one takes a command more."""
 _LIKELY = {
     "food": "countertop diningtable fridge garbagecan sinkbasin microwave sidetable cabinet",

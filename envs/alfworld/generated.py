@@ -129,7 +129,18 @@ def _problem(house: House) -> str:
     ]
     facts = ["(atLocation agent1 loc_bar_0)", *_room_facts(house), *_object_facts(house)]
     return "\n".join(
-        ["(define (problem house)", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")", _goal(house), ")"]
+        [
+            "(define (problem house)",
+            "(:domain alfred)",
+            "(:objects",
+            *objects,
+            ")",
+            "(:init",
+            *facts,
+            ")",
+            _goal(house),
+            ")",
+        ]
     )
 
 

@@ -267,7 +267,9 @@ def _look_at(folder: Path, path: str, task: str, stamp: tuple[int, int]) -> Entr
 def _is_solvable(data: bytes, name: object) -> bool:
     """Whether a game is marked as solvable, without reading all of it."""
     if not data.rstrip().endswith(b"}"):
-        raise RollenvError(f"alfworld: '{name}' is torn after {len(data)} bytes; copy or download it again, or remove it")
+        raise RollenvError(
+            f"alfworld: '{name}' is torn after {len(data)} bytes; copy or download it again, or remove it"
+        )
     return _SOLVABLE.search(data) is not None
 
 
@@ -314,7 +316,9 @@ def _pack(archive: Path, pack: Path) -> list[Entry]:
                 file.write(packed)
                 offset += len(packed)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma_error()) as error:
-        raise RollenvError(f"alfworld: '{archive}' is torn or no archive ({error}); copy or download it again") from error
+        raise RollenvError(
+            f"alfworld: '{archive}' is torn or no archive ({error}); copy or download it again"
+        ) from error
     except OSError as error:
         raise RollenvError(f"alfworld: cannot unpack '{archive}' into '{pack}' ({error.strerror or error})") from error
     return list(entries.values())

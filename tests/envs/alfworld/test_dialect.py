@@ -31,7 +31,9 @@ def test_both_published_grammars_are_dialects(real_game: Callable[[str], Path]) 
 
 
 def test_words_may_differ() -> None:
-    grammar = own_grammar().replace("You open the {r.name}.", "The {r.name} opens.").replace('"open {r}"', '"unlock {r}"')
+    grammar = (
+        own_grammar().replace("You open the {r.name}.", "The {r.name} opens.").replace('"open {r}"', '"unlock {r}"')
+    )
     dialect = read_dialect(grammar)
     assert dialect.feedback["openobject"] == "The {r} opens. {view}"
     assert dialect.commands["openobject"] == ("unlock ", "")
@@ -47,7 +49,7 @@ def test_white_space_before_a_text_is_skipped_as_textworld_does() -> None:
         ("You close the {r.name}.", "You close the {o.name}.", "CloseObject.feedback"),
         ("openable(r:receptacle) & opened(r:receptacle)", "opened(r:receptacle)", "examineReceptacle.feedback"),
         ('"take {o} from {r}"', '"take {r}"', "pickupobject"),
-        ('action look {', 'action peek {', "look"),
+        ("action look {", "action peek {", "look"),
         ('"rhs": "nothing"', '"rhs": "no|thing"', "mean something"),
         ('"rhs": ", and "', '"rhs": ', "not JSON"),
         ("grammar ::", "grammer ::", "no grammar"),

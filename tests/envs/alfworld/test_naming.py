@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from rollenv.envs.alfworld.naming import names_of
 
 IDS = st.sets(
-    st.builds("{}_bar_{}{}".format, st.sampled_from(["mug", "sink", "drawer"]), st.integers(0, 99), st.just("")), max_size=12
+    st.builds("{}_bar_{}{}".format, st.sampled_from(["mug", "sink", "drawer"]), st.integers(0, 99), st.just("")),
+    max_size=12,
 )
 
 

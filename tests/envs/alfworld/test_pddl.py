@@ -46,7 +46,9 @@ def test_a_quantifier_over_a_type_that_nothing_has_is_never_satisfied() -> None:
 
 def test_the_own_domain_equals_itself_in_another_order_and_other_spacing() -> None:
     text = own_domain()
-    moved = text.replace("(and (opened ?r) (checked ?r))", "(and (checked ?r)\n  (opened ?r) (increase (total-cost) 1))")
+    moved = text.replace(
+        "(and (opened ?r) (checked ?r))", "(and (checked ?r)\n  (opened ?r) (increase (total-cost) 1))"
+    )
     assert moved != text
     assert read_domain(moved) == read_domain(text)
 
