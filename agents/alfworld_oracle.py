@@ -50,7 +50,7 @@ _LIKELY = {
     "cutlery": "countertop diningtable sinkbasin drawer sidetable",
     "condiment": "countertop diningtable shelf sidetable cabinet drawer",
     "cleaning": "countertop sinkbasin toilet garbagecan bathtubbasin shelf cabinet drawer cart",
-    "bathing": "towelholder handtowelholder toilet toiletpaperhanger countertop bathtubbasin shelf garbagecan cabinet drawer",
+    "bathing": "towelholder handtowelholder toilet toiletpaperhanger countertop bathtubbasin shelf cabinet drawer",
     "writing": "desk sidetable dresser shelf diningtable garbagecan coffeetable drawer countertop",
     "small": "sidetable coffeetable dresser desk sofa armchair shelf bed tvstand diningtable ottoman drawer safe",
     "large": "bed sofa desk coffeetable diningtable armchair dresser sidetable tvstand shelf ottoman cabinet drawer",

@@ -25,7 +25,7 @@ def register() -> None:
         max_turns=50,
         placement="inline",
         eval_split="valid_unseen",
-        description="Household tasks in text: find, clean, heat, cool and place things (generated, or ALFWorld's games).",
+        description="Household tasks: find, clean, heat, cool and place things (generated, or ALFWorld's games).",
         agents={
             "oracle": "rollenv.agents.alfworld_oracle:ALFWorldOracle",
             "walkthrough": "rollenv.agents.alfworld_walkthrough:ALFWorldWalkthrough",

@@ -21,7 +21,7 @@ from rollenv.envs.alfworld.game import Game, from_bytes, to_bytes
 
 
 def cache_root() -> Path:
-    """`$ROLLENV_CACHE`, or `~/.cache/rollenv`, and `alfworld` in it; a folder of this process where none can be made."""
+    """`alfworld` in `$ROLLENV_CACHE` or `~/.cache/rollenv`; a folder of this process where none can be made."""
     root = Path(os.environ.get("ROLLENV_CACHE") or Path("~/.cache/rollenv").expanduser()) / "alfworld"
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -204,7 +204,7 @@ class Simulator:
         """Does what `command` says and returns the feedback; None, with nothing changed, when it is not admissible."""
         command = command.strip()
         words = self.board.words
-        verb, _, rest = command.partition(" ")
+        verb = command.partition(" ")[0]
         name = words.verbs.get(verb)
         if name is None:
             return None

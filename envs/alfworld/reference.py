@@ -95,7 +95,7 @@ def _load(data: bytes, name: str) -> Any:
             env.load(json.loads(data))
     except Exception as error:  # whatever its parsers and its planner raise at a game that is not sound
         raise RollenvError(
-            f"alfworld: the reference engine cannot load '{name}' ({type(error).__name__}: {error}); is it a sound game?"
+            f"alfworld: the reference engine cannot load '{name}' ({type(error).__name__}: {error}); is it sound?"
         ) from error
     names = names_of(info.id for info in env._entity_infos.values())
     for info in env._entity_infos.values():
