@@ -7,10 +7,10 @@ It plays what the native engine does not know, and is what the native engine is 
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from rollenv.envs.alfworld.naming import names_of
+from rollenv.envs.textworld.package import undisturbed
 from rollenv.errors import RollenvError
 
 
@@ -31,7 +31,7 @@ class ReferenceSimulator:
         self._start()
 
     def _start(self) -> None:
-        with _Arguments():
+        with undisturbed():
             self._state = self._env.reset()
         self._welcome = self._state.feedback
         self.won = bool(self._state["won"])
@@ -81,17 +81,18 @@ class ReferenceSimulator:
 
 def _load(data: bytes, name: str) -> Any:
     try:
-        from textworld.core import EnvInfos
-        from textworld.envs.pddl.pddl import PddlEnv
+        with undisturbed():
+            from textworld.core import EnvInfos
+            from textworld.envs.pddl.pddl import PddlEnv
 
-        env = PddlEnv(EnvInfos(won=True, admissible_commands=True))
+            env = PddlEnv(EnvInfos(won=True, admissible_commands=True))
     except ImportError as error:
         raise RollenvError(
             f"alfworld: '{name}' needs the reference engine, and it is not installed ({error}); "
             "pip install 'rollenv[alfworld]'"
         ) from error
     try:
-        with _Arguments():
+        with undisturbed():
             env.load(json.loads(data))
     except Exception as error:  # whatever its parsers and its planner raise at a game that is not sound
         raise RollenvError(
@@ -101,13 +102,3 @@ def _load(data: bytes, name: str) -> Any:
     for info in env._entity_infos.values():
         info.name = names[info.id]
     return env
-
-
-class _Arguments:
-    """Keeps `sys.argv`, which the translator of TextWorld's planner overwrites."""
-
-    def __enter__(self) -> None:
-        self._kept = sys.argv
-
-    def __exit__(self, *_: object) -> None:
-        sys.argv = self._kept
