@@ -19,12 +19,14 @@ from rollenv.envs.alfworld.boards import board_of
 from rollenv.envs.alfworld.compiler import Foreign, read_game_file
 from rollenv.envs.alfworld.engine import NOTHING_HAPPENS
 from rollenv.envs.alfworld.library import Library, SingleGame, open_library, task_type
+from rollenv.envs.alfworld.order import UpstreamOrder
 from rollenv.envs.alfworld.reference import ReferenceSimulator
 from rollenv.errors import RollenvError, SnapshotError, did_you_mean
 from rollenv.tasks import TaskSet
 
 Engine = Literal["native", "textworld"]
 _ENGINES = ("native", "textworld")
+_ORDERS = ("random", "upstream")
 _MAGIC = b"rollenv-alfworld\x01"
 
 
@@ -58,6 +60,8 @@ class AlfworldEnv(TextEnv):
         admissible_actions: whether `info` lists the admissible commands; steps without are faster.
         walkthrough: whether `reset` shows the commands that solve the game, as `info["walkthrough"]` (None where the
             file has none). They tell where things are: for replay, not for agents that are to be measured.
+        order: which game of the first split a `reset` without a task plays: a `random` one, or the next in `upstream`'s
+            order, which begins anew with each seed (1234 at first, as in the original).
 
     Besides rollenv's own keys, `info` has `won` and `type` (which of the six kinds of task it is). The reward is 1.0
     in the step that solves the task, which ends the episode.
@@ -75,12 +79,10 @@ class AlfworldEnv(TextEnv):
         engine: Engine = "native",
         admissible_actions: bool = True,
         walkthrough: bool = False,
+        order: Literal["random", "upstream"] = "random",
     ) -> None:
-        if engine not in _ENGINES:
-            raise RollenvError(
-                f"alfworld: engine must be one of {', '.join(_ENGINES)}, not {engine!r}"
-                f"{did_you_mean(str(engine), _ENGINES)}"
-            )
+        _check_choice("engine", engine, _ENGINES)
+        _check_choice("order", order, _ORDERS)
         if data is not None and game is not None:
             raise RollenvError("alfworld: give data (many games) or game (one of them), not both")
         self._data = None if data is None else fspath(data)
@@ -89,6 +91,7 @@ class AlfworldEnv(TextEnv):
         self._lists = bool(admissible_actions)
         self._shows = bool(walkthrough)
         self._attach()
+        self._order = UpstreamOrder(self._first_split()) if order == "upstream" else None
         self._task: str | None = None
         self._over = True
         self._observation = ""
@@ -129,9 +132,10 @@ class AlfworldEnv(TextEnv):
             )
         tasks = self.tasks
         task = options.get("task")
+        if self._order is not None and seed is not None:
+            self._order = UpstreamOrder(self._first_split(), seed % 2**32)
         if task is None:
-            ids = next(iter(tasks.splits.values()))
-            task = ids[int(self.np_random.integers(len(ids)))]
+            task = self._draw()
         tasks.split_of(task)
         self._begin(task)
         self._over = False
@@ -139,6 +143,16 @@ class AlfworldEnv(TextEnv):
         if self._shows:
             info["walkthrough"] = self._walkthrough(task)
         return self._observation, info
+
+    def _first_split(self) -> tuple[str, ...]:
+        return next(iter(self.tasks.splits.values()))
+
+    def _draw(self) -> str:
+        """The game to play when none is named."""
+        if self._order is not None:
+            return self._order.draw()
+        ids = self._first_split()
+        return ids[int(self.np_random.integers(len(ids)))]
 
     def _begin(self, task: str) -> None:
         """Sets up the first state of a game."""
@@ -218,6 +232,7 @@ class AlfworldEnv(TextEnv):
             self._observation,
             None if simulator is None else simulator.dump(),
             self.np_random.bit_generator.state,
+            None if self._order is None else [self._order.seed, self._order.drawn],
         ]
 
     def restore(self, snapshot: bytes) -> tuple[str, dict[str, Any]]:
@@ -226,7 +241,7 @@ class AlfworldEnv(TextEnv):
         Raises:
             SnapshotError: the bytes are no snapshot, or one of other games or another engine; nothing is changed.
         """
-        what, over, observation, values, generator = _unpack(snapshot)
+        what, over, observation, values, generator, order = _unpack(snapshot)
         if what is not None:
             self._check_same(*what)
             self._begin(what[0])
@@ -234,6 +249,8 @@ class AlfworldEnv(TextEnv):
             self._simulator.load(values)
         self._over, self._observation = over, observation
         self.np_random.bit_generator.state = generator
+        if self._order is not None and order is not None:
+            self._order = UpstreamOrder(self._first_split(), *order)
         return (observation, self._info()) if what is not None else ("", {})
 
     def _check_same(self, task: str, sha256: str, engine: str) -> None:
@@ -271,6 +288,13 @@ class AlfworldEnv(TextEnv):
             assert self._simulator is not None
             self._simulator.load(values)
             self._observation = observation
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise RollenvError(
+            f"alfworld: {name} must be one of {', '.join(choices)}, not {value!r}{did_you_mean(str(value), choices)}"
+        )
 
 
 def _unpack(snapshot: bytes) -> list[Any]:

@@ -46,7 +46,9 @@ class TextWorldEnv(TextEnv):
     executor: Executor = "thread"
     reward_range = (-1.0, 1.0)
 
-    def __init__(self, game: str | PathLike[str]) -> None:
+    def __init__(self, game: str | PathLike[str] | None = None) -> None:
+        if game is None:
+            raise RollenvError("textworld: which game? Give game=PATH, a .z8, .ulx or .tw-pddl file")
         self._path = Path(fspath(game)).expanduser()
         if self._path.suffix not in _FORMS:
             raise RollenvError(
