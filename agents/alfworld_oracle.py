@@ -176,16 +176,16 @@ class ALFWorldOracle:
         elif last.startswith("go to "):
             self._arrive(last.removeprefix("go to "), observation)
         for view in _VIEWS:
-            for receptacle, listed in view.findall(observation):
-                world.contents[receptacle] = _LISTED.findall(listed)
+            for receptacle, things in view.findall(observation):
+                world.contents[receptacle] = _LISTED.findall(things)
                 world.closed.discard(receptacle)
         for names in _CLOSED.findall(observation):
             world.closed.add(names[0] or names[1])
         if taken := _TAKEN.search(observation):
             world.held, world.source = taken[1], taken[2]
-            for things in world.contents.values():
-                if taken[1] in things:
-                    things.remove(taken[1])
+            for lying in world.contents.values():
+                if taken[1] in lying:
+                    lying.remove(taken[1])
         if put := _PUT.search(observation):
             world.held = ""
             world.contents.setdefault(put[2], []).append(put[1])

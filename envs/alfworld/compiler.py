@@ -181,7 +181,8 @@ class _Compiler:
             of_type[kind] for kind in ("object", "receptacle", "location")
         )
         if len(of_type["agent"]) != 1:
-            raise Foreign(f"it has {len(of_type['agent'])} agents")
+            raise Foreign(f"it has {len(of_type['agent'])} agents at some place")
+        (self.agent,) = of_type["agent"]
         nameless = [name for name in (*self.objects, *self.receptacles) if not has_number(name)]
         if nameless:
             raise Foreign(f"its thing '{nameless[0]}' has no number")
@@ -202,7 +203,7 @@ class _Compiler:
 
     def _game(self, dialect: str, task: str, walkthrough: tuple[str, ...] | None) -> Game:
         places = self._one_each("receptacleatlocation")
-        ((_, start),) = self.facts.get("atlocation", ())
+        starts = self._one_each("atlocation")
         return Game(
             dialect=dialect,
             task=task,
@@ -210,7 +211,7 @@ class _Compiler:
             receptacles=tuple(self.names[name] for name in self.receptacles),
             locations=tuple(self.names[name] for name in self.locations),
             place=tuple(self.location_at[places[name]] for name in self.receptacles),
-            start=self.location_at[start],
+            start=self.location_at[starts[self.agent]],
             contents=self._sets("inreceptacle", self.receptacle_at),
             lying=self._sets("objectatlocation", self.location_at),
             takes=self._takes(),

@@ -227,7 +227,7 @@ class AlfworldEnv(TextEnv):
     def _freeze(self) -> list[Any]:
         simulator, task = self._simulator, self._task
         return [
-            None if task is None else [task, self._library.sha256(task), type(simulator).__name__],
+            None if task is None else [task, self._library.sha256(task), self._engine_of(task)],
             self._over,
             self._observation,
             None if simulator is None else simulator.dump(),
@@ -259,15 +259,19 @@ class AlfworldEnv(TextEnv):
                 f"alfworld: the snapshot is of the game '{task}', which '{self._library.source}' does not have in that "
                 "form; restore it in an environment made with the same arguments"
             )
-        if (engine == ReferenceSimulator.__name__) != (self._engine == "textworld"):
+        if engine != self._engine_of(task):
+            raise SnapshotError(
+                f"alfworld: the snapshot of '{task}' is of another engine; restore it with the engine that made it"
+            )
+
+    def _engine_of(self, task: str) -> Engine:
+        """The engine that plays a game here."""
+        if self._engine == "native":
             try:
-                foreign = board_of(self._library, task) is None
+                board_of(self._library, task)
             except Foreign:
-                foreign = True
-            if not foreign:
-                raise SnapshotError(
-                    f"alfworld: the snapshot of '{task}' is of another engine; restore it with the engine that made it"
-                )
+                return "textworld"
+        return self._engine
 
     # -- copies to other processes -------------------------------------------------------------------------
 
@@ -283,11 +287,8 @@ class AlfworldEnv(TextEnv):
         self._simulator = None
         self._attach()
         if values is not None and self._task is not None:
-            observation = self._observation
-            self._begin(self._task)
-            assert self._simulator is not None
+            self._simulator = self._simulate(self._task)
             self._simulator.load(values)
-            self._observation = observation
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -40,9 +40,8 @@ class GeneratedLibrary:
 
     def _content(self, task: str) -> dict[str, str | int]:
         recipe = self._recipes[task]
-        return {"type": recipe.kind, "object": recipe.thing, "place": recipe.place, "layout": recipe.layout} | {
-            "seed": recipe.seed
-        }
+        made_of: dict[str, str | int] = {"object": recipe.thing, "place": recipe.place, "layout": recipe.layout}
+        return made_of | {"type": recipe.kind, "seed": recipe.seed}
 
     def recipe(self, task: str) -> Recipe:
         """What a game is made from."""

@@ -129,7 +129,7 @@ class TextWorldEnv(TextEnv):
         score, highest = self._state.get("score"), self._state.get("max_score")
         if not highest:
             return float(bool(self._state.get("won")))
-        return min(max((score or 0) / highest, 0.0), 1.0)
+        return min(max(float(score or 0) / float(highest), 0.0), 1.0)
 
     def _info(self) -> dict[str, Any]:
         state = self._state

@@ -210,3 +210,10 @@ def test_a_game_is_shared_by_all_who_play_it() -> None:
     again = [board_of(GENERATED, task).episode() for task in GENERATED.tasks.ids("train")[:40]]
     assert all(one.board is other.board for one, other in zip(episodes, again, strict=True))
     assert len({id(one.state) for one in (*episodes, *again)}) == 80
+
+
+def test_a_snapshot_of_another_engine_is_refused() -> None:
+    env, reference = rollenv.make("alfworld"), rollenv.make("alfworld", engine="textworld")
+    env.reset(options={"task": TASK})
+    with pytest.raises(SnapshotError, match="another engine"):
+        reference.restore(env.snapshot())
