@@ -10,6 +10,7 @@ one core in use, so that other work on the machine does not count. Without --dat
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -68,7 +69,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
         mib,
         f"memory of 1,000 games amid their episodes, with their admissible commands: {mib:.0f} MiB",
     )
-    if arguments.games:
+    if arguments.games and importlib.util.find_spec("fast_downward") is None:
+        print("the ratios are left out: pip install 'rollenv[alfworld]' for the engine to compare with")
+    elif arguments.games:
         for name, value in ratios(env, tasks[: arguments.games], arguments.steps).items():
             claim(name, value, f"{name.replace('_', ' ')}: {value:,.4g}")
     return figures
