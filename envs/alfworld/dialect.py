@@ -110,6 +110,8 @@ _SIMPLE = {
 }
 _ROOTS = ("intro", "list_empty", "list_separator", "list_last_separator")
 _OPTIONAL = frozenset({"help"})
+_VERBATIM = frozenset({"overview(o)", "overview(r)", "list_appliances", "list_objects_on_the_floor"})
+"""Symbols whose first alternative the engine writes itself."""
 _PART = re.compile(
     r'\s*(?:grammar\s*::\s*"""(?P<rules>.*?)"""\s*;|action\s+(?P<name>[\w/-]+)\s*\{(?P<body>.*?)\n?\}(?=\s*(?:#[^\n]*\s*)*'
     r"(?:action\b|grammar\b|\Z)))",
@@ -245,8 +247,9 @@ def _reachable(grammar: Grammar, symbols: list[str]) -> Iterator[str]:
 
 
 def _compare_rules(symbol: str, grammar: Grammar, own: Grammar) -> None:
-    found = [(condition, _shape(rhs)) for condition, rhs in grammar.rules.get(symbol, ())]
-    if found != [(condition, _shape(rhs)) for condition, rhs in own.rules[symbol]]:
+    theirs, ours = grammar.rules.get(symbol, ()), own.rules[symbol]
+    same = [(condition, _shape(rhs)) for condition, rhs in theirs] == [(c, _shape(rhs)) for c, rhs in ours]
+    if not same or (symbol in _VERBATIM and _pieces(theirs[0][1]) != _pieces(ours[0][1])):
         raise UnknownDialect(f"its rules for '{symbol}' have another structure")
 
 
@@ -282,7 +285,12 @@ def _line(rhs: str) -> str:
 
 
 def _command(template: str) -> tuple[str, str]:
-    words = [piece for piece in _pieces(template) if not _is_token(piece)]
+    """How a command begins, and what stands between its two arguments."""
+    pieces = _pieces(template)
+    words, tokens = pieces[::2], pieces[1::2]
+    alternating = not any(map(_is_token, words)) and all(map(_is_token, tokens))
+    if not alternating or (tokens and (len(pieces) % 2 or not pieces[0].endswith(" "))):
+        raise UnknownDialect(f"the command '{template}' is not words and arguments in turn")
     return words[0], words[1] if len(words) > 1 else ""
 
 
@@ -300,7 +308,7 @@ def _build(grammar: Grammar) -> Dialect:
         welcome=lines("intro")[0],
         task=grammar.rules["task"][0][1],
         feedback=feedback,
-        commands={name: _command(template) for name, (template, _) in grammar.actions.items()},
+        commands={name: _command(grammar.actions[name][0]) for name in _own().actions if name in grammar.actions},
         views=(opened, closed, plain),
         objects=lines("examineObject.feedback"),
         carrying=carrying,

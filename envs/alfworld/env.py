@@ -12,9 +12,7 @@ import warnings
 from os import PathLike, fspath
 from typing import Any, Literal, Protocol
 
-import gymnasium.error
-
-from rollenv.core import Executor, TextEnv
+from rollenv.core import EpisodeOver, Executor, TextEnv
 from rollenv.envs.alfworld.boards import board_of
 from rollenv.envs.alfworld.compiler import Foreign, read_game_file
 from rollenv.envs.alfworld.engine import NOTHING_HAPPENS
@@ -28,10 +26,6 @@ Engine = Literal["native", "textworld"]
 _ENGINES = ("native", "textworld")
 _ORDERS = ("random", "upstream")
 _MAGIC = b"rollenv-alfworld\x01"
-
-
-class EpisodeOver(RollenvError, gymnasium.error.ResetNeeded):
-    """A step before the first reset, or after the end."""
 
 
 class Simulator(Protocol):

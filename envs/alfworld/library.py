@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from rollenv.envs.alfworld.cache import cache_root, replacing, write_bytes
-from rollenv.errors import RollenvError, did_you_mean
+from rollenv.errors import RollenvError
 from rollenv.tasks import TaskSet
 
 GAME = "game.tw-pddl"
@@ -315,7 +315,7 @@ def _pack(archive: Path, pack: Path) -> list[Entry]:
                 _add(entries, Entry(task, path, (0, 0), sha256, solvable, offset, len(packed)), archive)
                 file.write(packed)
                 offset += len(packed)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma_error()) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, _lzma_error()) as error:
         raise RollenvError(
             f"alfworld: '{archive}' is torn or no archive ({error}); copy or download it again"
         ) from error
@@ -324,7 +324,7 @@ def _pack(archive: Path, pack: Path) -> list[Entry]:
     return list(entries.values())
 
 
-def lzma_error() -> type[Exception]:
+def _lzma_error() -> type[Exception]:
     """What a torn .xz raises; an unrelated error where Python was built without lzma."""
     try:
         from lzma import LZMAError
@@ -356,9 +356,3 @@ def _unpack(pack: Path, entry: Entry) -> bytes:
             return zlib.decompress(file.read(entry.size))
     except (OSError, zlib.error) as error:
         raise RollenvError(f"alfworld: the cache '{pack}' is damaged ({error}); delete it") from error
-
-
-def no_such_task(library: Library, task: object) -> RollenvError:
-    """The error for a task that a library does not have."""
-    known = [name for ids in library.tasks.splits.values() for name in ids]
-    return RollenvError(f"alfworld: '{library.source}' has no task {task!r}{did_you_mean(str(task), known[:5000])}")

@@ -12,19 +12,13 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-import gymnasium.error
-
-from rollenv.core import Executor, TextEnv
+from rollenv.core import EpisodeOver, Executor, TextEnv
 from rollenv.envs.textworld.package import undisturbed
 from rollenv.errors import RollenvError, SnapshotError
 from rollenv.tasks import TaskSet
 
 _FORMS = (".z1", ".z2", ".z3", ".z4", ".z5", ".z6", ".z7", ".z8", ".ulx", ".tw-pddl")
 _MAGIC = b"rollenv-textworld\x01"
-
-
-class EpisodeOver(RollenvError, gymnasium.error.ResetNeeded):
-    """A step before the first reset, or after the end."""
 
 
 class TextWorldEnv(TextEnv):

@@ -53,6 +53,10 @@ def test_white_space_before_a_text_is_skipped_as_textworld_does() -> None:
         ('"rhs": "nothing"', '"rhs": "no|thing"', "mean something"),
         ('"rhs": ", and "', '"rhs": ', "not JSON"),
         ("grammar ::", "grammer ::", "no grammar"),
+        ('"{o.indefinite} {o.name}"', '"{o.indefinite} nice {o.name}"', "overview"),
+        ('"[{#overview(r)# |', '"the [{#overview(r)# |', "list_appliances"),
+        ('"open {r}"', '"open {r} please"', "in turn"),
+        ('"use {o}"', '"use-{o}"', "in turn"),
     ],
 )
 def test_another_structure_is_refused(old: str, new: str, reason: str) -> None:
