@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar
 
 import gymnasium
+import gymnasium.error
 
 from rollenv.errors import InvalidAction, RollenvError, SnapshotError
 from rollenv.executor import DaemonThread
@@ -37,6 +38,10 @@ class Info(TypedDict, total=False):
     """Set by the step that ends the episode: whether the task was solved."""
     tools: list[dict[str, Any]]
     """JSON schemas of the tools, for environments that are driven by tool calls."""
+
+
+class EpisodeOver(RollenvError, gymnasium.error.ResetNeeded):
+    """A step before the first reset, or after the end."""
 
 
 class TextSpace(gymnasium.Space[str]):

@@ -42,6 +42,7 @@ class EnvSpec:
         agents: agent name -> `"module:attribute"` of agents made for this environment (its prompts, its oracle).
         placement: where rollouts run it; None: as its class says, and measured when that says nothing.
         max_concurrency: so many of it play at the same time in a run; further episodes wait. None: no bound.
+        eval_split: the split that `rollenv eval` plays unless it is told another.
     """
 
     id: str
@@ -54,6 +55,7 @@ class EnvSpec:
     agents: Mapping[str, str] = field(default_factory=dict)
     placement: Placement | None = None
     max_concurrency: int | None = None
+    eval_split: str = "test"
 
     @property
     def name(self) -> str:
@@ -95,6 +97,7 @@ def register(
     agents: Mapping[str, str] | None = None,
     placement: Placement | None = None,
     max_concurrency: int | None = None,
+    eval_split: str = "test",
 ) -> EnvSpec:
     """Adds an environment, replacing one of the same id, and mirrors it as `rollenv/<id>` in gymnasium.
 
@@ -122,6 +125,7 @@ def register(
         dict(agents or {}),
         placement,
         max_concurrency,
+        eval_split,
     )
     registry[id] = spec
     mirror = f"rollenv/{id}"

@@ -13,9 +13,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any, Literal
 
-import gymnasium.error
-
-from rollenv.core import Executor, TextEnv
+from rollenv.core import EpisodeOver, Executor, TextEnv
 from rollenv.envs.webshop import html
 from rollenv.envs.webshop.catalogue import Catalogue, load_catalogue
 from rollenv.envs.webshop.goals import Goals, load_goals
@@ -53,10 +51,6 @@ _MAGIC = b"rollenv-webshop\x01"
 _PAGE_NAMES = ("search_results", "item_page", "item_sub_page", "done")
 
 _back, _next, _prev, _buy = BACK.lower(), NEXT.lower(), PREV.lower(), BUY.lower()
-
-
-class EpisodeOver(RollenvError, gymnasium.error.ResetNeeded):
-    """A step before the first reset, or after the end."""
 
 
 class WebShopEnv(TextEnv):

@@ -37,11 +37,15 @@ def envs(
 
 
 def split_sizes(spec: object) -> str:
-    """`train 500, test 500` of an environment with its default arguments."""
+    """`train 500, test 500` of an environment with its default arguments; `-` when these are not enough."""
+    from rollenv.errors import RollenvError
     from rollenv.registration import EnvSpec, make
 
     assert isinstance(spec, EnvSpec)
-    env = make(spec)
+    try:
+        env = make(spec)
+    except RollenvError:
+        return "-"
     try:
         return ", ".join(f"{split} {len(ids)}" for split, ids in env.tasks.splits.items())
     finally:

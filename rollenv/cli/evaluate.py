@@ -62,7 +62,9 @@ def evaluate(
     episodes: Annotated[
         int | None, typer.Option("--episodes", "-n", min=1, help="Tasks: the first of the split (default: 200).")
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Which tasks.")] = "test",
+    split: Annotated[
+        str | None, typer.Option("--split", help="Which tasks (default: those that the environment is measured on).")
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Episodes per task.")] = 1,
     temperature: Annotated[
         float | None,
@@ -88,7 +90,7 @@ def evaluate(
         env, [*inject_words(inject), *(settings or [])], config, agent, model, {"rollout.concurrency": concurrency}
     )
     temperature = plan.config.eval.temperature if temperature is None else temperature
-    order = _Order(split, episodes, samples, temperature, seed or 0, out, timeline)
+    order = _Order(split or plan.spec.eval_split, episodes, samples, temperature, seed or 0, out, timeline)
     summary, failure = asyncio.run(_carry_out(plan, order))
     _tell(plan, summary, failure)
 

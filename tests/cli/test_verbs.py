@@ -46,6 +46,18 @@ def test_envs_lists_what_was_imported(capsys: pytest.CaptureFixture[str]) -> Non
     assert "train 32, test 32" in line
 
 
+def test_an_environment_that_needs_arguments_is_listed_without_its_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "--tasks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert " -  " in next(line for line in lines if line.startswith("textworld"))
+    assert "valid_unseen 180" in next(line for line in lines if line.startswith("alfworld"))
+
+
+def test_an_environment_is_measured_on_the_split_that_it_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--env", "alfworld", "--agent", "oracle", "-n", "3"]) == 0
+    assert "ALFWorld-v1, valid_unseen split, oracle: 3 episodes" in capsys.readouterr().out
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     import rollenv
 
