@@ -12,6 +12,7 @@
 from rollenv.sandboxes.archives import pack, unpack
 from rollenv.sandboxes.backends import available, backend_names, create
 from rollenv.sandboxes.errors import EngineUnavailable, PoolBusy, SandboxDied, SandboxError, UnknownImage
+from rollenv.sandboxes.pool import Pool, PoolMetrics
 from rollenv.sandboxes.protocol import Command, ExecResult, FileInfo, Sandbox, Snapshot
 from rollenv.sandboxes.shell import Shell
 from rollenv.sandboxes.spec import DEFAULT_IMAGE, GiB, MiB, SandboxSpec
@@ -24,7 +25,9 @@ __all__ = [
     "FileInfo",
     "GiB",
     "MiB",
+    "Pool",
     "PoolBusy",
+    "PoolMetrics",
     "Sandbox",
     "SandboxDied",
     "SandboxError",

@@ -125,7 +125,7 @@ class BubblewrapSandbox(BaseSandbox):
         return [
             WritableFolder(
                 target=f"{_BASE}/m/{n}",
-                lower=f"{_BASE}/root{folder}" if self._image.has_folder(folder) else f"{_BASE}/none",
+                lower=self._image.lower(folder) or f"{_BASE}/none",
                 mode="1777" if folder == "/tmp" else "755",
             )
             for n, folder in enumerate(self.spec.folders)

@@ -188,7 +188,7 @@ def reap(folder: Path | None = None, *, but: Path | None = None, dry: bool = Fal
 
     Args:
         folder: where ledgers are; None: in the state folder.
-        but: a ledger that is not looked at: the caller's own.
+        but: a ledger that is not looked at; None: this process's own.
         dry: only look.
 
     Returns:
@@ -196,6 +196,9 @@ def reap(folder: Path | None = None, *, but: Path | None = None, dry: bool = Fal
     """
     removed: list[Entry] = []
     folder = folder or state_folder() / "ledgers"
+    mine = Ledger._current
+    if but is None and mine is not None and mine._pid == os.getpid():
+        but = mine.path
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         if path == but:  # to open and close it would let go of our own lock
             continue

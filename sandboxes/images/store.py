@@ -49,6 +49,10 @@ class StoredImage:
         """Whether a folder is there, links not followed."""
         return any(_is_folder(layer, path) for layer in self.layers)
 
+    def lower(self, path: str) -> str:
+        """A folder of all layers that have it, as overlayfs takes them; empty when none does."""
+        return ":".join(f"{layer}{path}" for layer in reversed(self.layers) if _is_folder(layer, path))
+
     def user(self, name: str) -> tuple[int, int] | None:
         """Numbers of a user and its group that the image knows by name."""
         for layer in reversed(self.layers):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollenv.sandboxes import SandboxError
+from rollenv.sandboxes import DEFAULT_IMAGE, SandboxError
 from rollenv.sandboxes.backends import backend_module
 from rollenv.sandboxes.images import build
 
@@ -41,7 +41,8 @@ def usable(own_state: Path) -> Callable[[str], str]:
         if why := backend_module(name).why_not():
             return str(why)
         try:
-            {"bubblewrap": build.store_default, "docker": build.engine_default}.get(name, lambda: None)()
+            if name in ("bubblewrap", "docker"):
+                build.make(DEFAULT_IMAGE, name, source="packages")
         except SandboxError as error:
             return str(error)
         return ""
