@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from rollenv.sandboxes.errors import SandboxDied, SandboxError
+from rollenv.sandboxes.network import Gateway
 from rollenv.sandboxes.process import NOT_STARTED, Captured, Process, collect
 from rollenv.sandboxes.protocol import Command, ExecResult, FileInfo, Snapshot
 from rollenv.sandboxes.shell import Shell
@@ -34,6 +35,7 @@ class BaseSandbox(ABC):
         self.id, self.spec = id, spec
         self._shells: list[Shell] = []
         self._image_env: dict[str, str] = {}
+        self._gateway: Gateway | None = None
         self._died = ""
         self.closed = False
 
@@ -110,7 +112,8 @@ class BaseSandbox(ABC):
     def _env(self, more: Mapping[str, str] | None) -> dict[str, str]:
         check_env_vars(more or {})
         ours = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "SHELL": self.spec.shell}
-        return {**ours, **self._image_env, **self.spec.env, **(more or {})}
+        doors = self._gateway.env if self._gateway else {}
+        return {**ours, **self._image_env, **doors, **self.spec.env, **(more or {})}
 
     def _path(self, path: str | None) -> str:
         if path is not None and "\0" in path:
@@ -223,7 +226,7 @@ class BaseSandbox(ABC):
         """Gives the sandbox up: what is left of it is removed, and every later call raises."""
         if not self._died:
             self._died = why
-            await self._remove()
+            await self._end()
 
     def _owned(self, snapshot: Snapshot) -> Snapshot:
         if snapshot.sandbox != self.id:
@@ -235,7 +238,12 @@ class BaseSandbox(ABC):
         if not self.closed:
             self.closed = True
             # To its end, whatever happens to the caller: half a removal leaves something behind.
-            await asyncio.shield(asyncio.ensure_future(self._remove()))
+            await asyncio.shield(asyncio.ensure_future(self._end()))
+
+    async def _end(self) -> None:
+        if self._gateway is not None:
+            self._gateway.close()
+        await self._remove()
 
     async def __aenter__(self) -> Self:
         return self

@@ -28,8 +28,9 @@ from rollenv.sandboxes.cgroups import Cgroup, hierarchies, make_cgroup, remove_c
 from rollenv.sandboxes.errors import EngineUnavailable, SandboxDied, SandboxError
 from rollenv.sandboxes.images.store import SANDBOX_ID, ImageStore, StoredImage
 from rollenv.sandboxes.ledger import Ledger
+from rollenv.sandboxes.network import open_gateway
 from rollenv.sandboxes.overlay import Overlay, WritableFolder
-from rollenv.sandboxes.process import KILL_SECONDS, NOT_STARTED, Process, Writer
+from rollenv.sandboxes.process import KILL_SECONDS, NOT_STARTED, Process, Writer, discard_after
 from rollenv.sandboxes.protocol import Snapshot
 from rollenv.sandboxes.spec import SandboxSpec
 
@@ -120,6 +121,8 @@ class BubblewrapSandbox(BaseSandbox):
             root = f"mount -t overlay -o ro,lowerdir='{layers}' overlay {_BASE}/root"
         lay_out = [self._overlay.mount_disk(), f"mkdir -p {_BASE}/root {_BASE}/none {folders}", root]
         await self._holder.run("\n".join([*lay_out, self._overlay.attach()]))
+        if self.spec.network:
+            self._gateway = await open_gateway(self.spec.network, self._holder.pid)
 
     def _folders(self) -> list[WritableFolder]:
         return [
@@ -319,6 +322,7 @@ class BubblewrapProcess:
         self.stdin: Writer = process.stdin
         self.stdout, self.stderr = process.stdout, process.stderr
         self._on_end = on_end
+        self._discarding: asyncio.Task[None] | None = None
         self._ended: asyncio.Task[int] = asyncio.ensure_future(self._wait())
 
     async def wait(self) -> int:
@@ -351,6 +355,8 @@ class BubblewrapProcess:
         """See `Process.kill`."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+        if self._discarding is None:
+            self._discarding = asyncio.ensure_future(discard_after(self._ended, self.stdout, self.stderr))
 
 
 async def _gone(pid: int) -> None:

@@ -22,6 +22,7 @@ from rollenv.sandboxes.base import PATH, BaseSandbox
 from rollenv.sandboxes.cgroups import MOUNT, oom_kills
 from rollenv.sandboxes.errors import EngineUnavailable, SandboxDied, SandboxError
 from rollenv.sandboxes.ledger import Ledger
+from rollenv.sandboxes.network import open_gateway
 from rollenv.sandboxes.overlay import Overlay, WritableFolder
 from rollenv.sandboxes.process import Captured, Process, Writer, collect
 from rollenv.sandboxes.protocol import Snapshot
@@ -113,6 +114,8 @@ class DockerSandbox(BaseSandbox):
         await self._call("start a container", self._api.start, self.id)
         state = await self._call("look at a container", self._api.inspect_container, self.id)
         self._oom_file = _oom_file(state["State"].get("Pid", 0), state["Id"])
+        if self.spec.network:
+            self._gateway = await open_gateway(self.spec.network, state["State"].get("Pid") or 0)
         await self._lay_out_first(rootless=any("rootless" in option for option in options))
 
     def _limits(self) -> dict[str, Any]:
@@ -224,12 +227,14 @@ class DockerSandbox(BaseSandbox):
             await asyncio.sleep(0.02)
         return _KILLED
 
-    async def _end(self, process: DockerProcess) -> None:
+    async def _kill(self, process: DockerProcess) -> None:
         """Kills everything but the living shells; the container, if that does not help."""
         keep = " ".join(name for name in self._live if name != process.name)
         commands = f"k={keep!r}\nset +e{_SWEEP}" if keep else "kill -9 -1 || true"
         with contextlib.suppress(SandboxError):
             await self._privileged(commands, _SETTLE_SECONDS)
+            await asyncio.wait({process.stream.ended}, timeout=0.5)
+            process.stream.discarding = True
             await asyncio.wait({process.stream.ended}, timeout=_SETTLE_SECONDS)
         if not process.stream.ended.done():
             # Full of processes, it takes no command of ours either: everything in it has to go.
@@ -245,7 +250,7 @@ class DockerSandbox(BaseSandbox):
             self._live.pop(process.name, None)
         if (process.name or code == _KILLED) and not self._died:
             # A shell leaves what it started in the background, and so does a command whose keeper was killed.
-            await self._end(process)
+            await self._kill(process)
         if not process.name:
             self._turn.release()
         return code
@@ -333,7 +338,7 @@ class DockerProcess:
     async def kill(self) -> None:
         """See `Process.kill`."""
         if not self.stream.ended.done():
-            await self._sandbox._end(self)
+            await self._sandbox._kill(self)
 
 
 class _Ours:

@@ -131,6 +131,8 @@ class Stream:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self.stdout, self.stderr = asyncio.StreamReader(), asyncio.StreamReader()
+        self.discarding = False
+        """Whether what still comes is for nobody."""
         self.ended = asyncio.ensure_future(self._sort())
 
     async def _sort(self) -> None:
@@ -144,15 +146,20 @@ class Stream:
                     if not data:
                         return
                     size -= len(data)
-                    if (output := outputs.get(kind)) is not None:
+                    if (output := outputs.get(kind)) is not None and not self.discarding:
                         output.feed_data(data)
-                        await _drained(output)
+                        await self._room(output)
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
             self.stdout.feed_eof()
             self.stderr.feed_eof()
             self._writer.close()
+
+    async def _room(self, output: asyncio.StreamReader) -> None:
+        """Waits while a reader has more than a megabyte before it: nobody may fill this process's memory."""
+        while len(output._buffer) > 1 << 20 and not self.discarding:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.002)
 
     def write(self, data: bytes) -> None:
         """To the command's stdin."""
@@ -171,12 +178,6 @@ class Stream:
         """Closes the connection."""
         self.ended.cancel()
         self._writer.close()
-
-
-async def _drained(stream: asyncio.StreamReader) -> None:
-    """Waits while a reader has more than a megabyte before it: nobody may fill this process's memory."""
-    while len(stream._buffer) > 1 << 20:  # type: ignore[attr-defined]
-        await asyncio.sleep(0.002)
 
 
 async def open_stream(where: str, version: str, exec_id: str) -> Stream:

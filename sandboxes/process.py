@@ -124,6 +124,25 @@ async def collect(process: Process, stdin: bytes | None, timeout: float, limit: 
     return Captured(exit_code, out, err, time.monotonic() - began, timed_out, flood.is_set() and not timed_out)
 
 
+async def discard_after(ended: asyncio.Future[int], *streams: asyncio.StreamReader, seconds: float = 0.5) -> None:
+    """Reads away what nobody reads any more of a process that was killed `seconds` ago.
+
+    A pipe that is full is not closed, and a process with a pipe that is not closed has not ended for asyncio.
+    """
+
+    async def discard(stream: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                if not await stream.read(_CHUNK):
+                    return
+            except RuntimeError:  # somebody reads it after all
+                await asyncio.sleep(0.05)
+
+    await asyncio.wait({ended}, timeout=seconds)
+    if not ended.done():
+        await asyncio.gather(*map(discard, streams))
+
+
 async def _read(stream: asyncio.StreamReader, tail: Tail, flood: asyncio.Event) -> None:
     while data := await stream.read(_CHUNK):
         tail.add(data)

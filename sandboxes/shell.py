@@ -76,21 +76,24 @@ class Shell:
         began = time.monotonic()
         said = f"eval {shlex.quote(cmd)} </dev/null\n" + _SAY_END.format(mark=mark)
         out, err = Tail(self._limit), Tail(self._limit)
-        both = asyncio.gather(
-            self._until(process.stdout, 1, mark, out), self._until(process.stderr, 2, mark, err), return_exceptions=True
-        )
-        with contextlib.suppress(ConnectionError):  # it has ended: its outputs say so
-            process.stdin.write(said.encode())
-            await process.stdin.drain()
-        await asyncio.wait({both}, timeout=timeout)
-        timed_out = not both.done()
-        codes: list[object] = [None] if timed_out else list(both.result())
-        flooded = any(isinstance(code, _FloodError) for code in codes)
-        exit_code = codes[0]
-        if not isinstance(exit_code, int):
-            exit_code = await self._end(process)
-            both.cancel()
-            await asyncio.gather(both, return_exceptions=True)
+        reading = [
+            asyncio.ensure_future(self._until(process.stdout, 1, mark, out)),
+            asyncio.ensure_future(self._until(process.stderr, 2, mark, err)),
+        ]
+        try:
+            with contextlib.suppress(ConnectionError):  # it has ended: its outputs say so
+                process.stdin.write(said.encode())
+                await process.stdin.drain()
+            done, under_way = await asyncio.wait(reading, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
+            flooded = any(one.exception() is not None for one in done)
+            timed_out = bool(under_way) and not flooded
+            exit_code = None if timed_out or flooded else reading[0].result()
+            if exit_code is None:
+                exit_code = await self._end(process)
+        finally:
+            for one in reading:
+                one.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
         if exit_code == NOT_STARTED:
             raise SandboxError(f"the shell cannot be started: {err.text().strip() or 'it says nothing'}")
         return {

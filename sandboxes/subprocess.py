@@ -18,7 +18,7 @@ from typing import Any
 from rollenv.sandboxes.base import BaseSandbox
 from rollenv.sandboxes.errors import SandboxError
 from rollenv.sandboxes.ledger import Ledger
-from rollenv.sandboxes.process import Process, Writer
+from rollenv.sandboxes.process import Process, Writer, discard_after
 from rollenv.sandboxes.protocol import Snapshot
 from rollenv.sandboxes.spec import SandboxSpec
 
@@ -117,6 +117,9 @@ class GroupProcess:
         self.stdin: Writer = process.stdin
         self.stdout, self.stderr = process.stdout, process.stderr
 
+        self._discarding: asyncio.Task[None] | None = None
+        self._ended: asyncio.Task[int] = asyncio.ensure_future(self._process.wait())
+
     @property
     def running(self) -> bool:
         """Whether its first process is."""
@@ -124,7 +127,7 @@ class GroupProcess:
 
     async def wait(self) -> int:
         """Its exit code, when all of its group has been ended."""
-        code = await self._process.wait()
+        code = await asyncio.shield(self._ended)
         await self.kill()
         return code if code >= 0 else 128 - code
 
@@ -132,3 +135,5 @@ class GroupProcess:
         """Ends the group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        if self._discarding is None:
+            self._discarding = asyncio.ensure_future(discard_after(self._ended, self.stdout, self.stderr))

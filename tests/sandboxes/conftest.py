@@ -21,7 +21,9 @@ ALL = ["subprocess", *CONTAINING]
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Ledgers and images of these tests alone: whatever else runs on the machine is not seen, and not reaped."""
     folder = tmp_path_factory.mktemp("state")
-    wanted = {"ROLLENV_STATE": str(folder), "ROLLENV_IMAGES": str(folder / "images")}
+    # $ROLLENV_TEST_IMAGES keeps the images from session to session.
+    images = os.environ.get("ROLLENV_TEST_IMAGES") or str(folder / "images")
+    wanted = {"ROLLENV_STATE": str(folder), "ROLLENV_IMAGES": images}
     kept = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     yield folder
