@@ -36,6 +36,7 @@ _CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETPCAP", "SYS_ADMI
 """Of our own commands, which mount, hand out folders and kill."""
 _WITHOUT_CAPABILITIES = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"]
 _SETTLE_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 0.3
 _KILLED = 137
 # Orphans are reaped by the first process: a shell that waits does that. Killing its sleep only makes it start another.
 _WAIT = "while :; do ROLLENV_SHELL=init sleep 2147483647 & wait; done"
@@ -231,10 +232,10 @@ class DockerSandbox(BaseSandbox):
         """Kills everything but the living shells; the container, if that does not help."""
         keep = " ".join(name for name in self._live if name != process.name)
         commands = f"k={keep!r}\nset +e{_SWEEP}" if keep else "kill -9 -1 || true"
+        # The engine learns of no other command's end while somebody does not take the output of one that has ended.
+        asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, process.stream.discard)
         with contextlib.suppress(SandboxError):
             await self._privileged(commands, _SETTLE_SECONDS)
-            await asyncio.wait({process.stream.ended}, timeout=0.5)
-            process.stream.discarding = True
             await asyncio.wait({process.stream.ended}, timeout=_SETTLE_SECONDS)
         if not process.stream.ended.done():
             # Full of processes, it takes no command of ours either: everything in it has to go.

@@ -131,8 +131,7 @@ class Stream:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self.stdout, self.stderr = asyncio.StreamReader(), asyncio.StreamReader()
-        self.discarding = False
-        """Whether what still comes is for nobody."""
+        self._discarding = False
         self.ended = asyncio.ensure_future(self._sort())
 
     async def _sort(self) -> None:
@@ -146,7 +145,7 @@ class Stream:
                     if not data:
                         return
                     size -= len(data)
-                    if (output := outputs.get(kind)) is not None and not self.discarding:
+                    if (output := outputs.get(kind)) is not None and not self._discarding:
                         output.feed_data(data)
                         await self._room(output)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -158,7 +157,7 @@ class Stream:
 
     async def _room(self, output: asyncio.StreamReader) -> None:
         """Waits while a reader has more than a megabyte before it: nobody may fill this process's memory."""
-        while len(output._buffer) > 1 << 20 and not self.discarding:  # type: ignore[attr-defined]
+        while len(output._buffer) > 1 << 20 and not self._discarding:  # type: ignore[attr-defined]
             await asyncio.sleep(0.002)
 
     def write(self, data: bytes) -> None:
@@ -173,6 +172,10 @@ class Stream:
         """The end of its stdin; its outputs go on."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
+
+    def discard(self) -> None:
+        """What still comes is for nobody."""
+        self._discarding = True
 
     def drop(self) -> None:
         """Closes the connection."""
