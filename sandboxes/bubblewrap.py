@@ -129,7 +129,7 @@ class BubblewrapSandbox(BaseSandbox):
             WritableFolder(
                 target=f"{_BASE}/m/{n}",
                 lower=self._image.lower(folder) or f"{_BASE}/none",
-                mode="1777" if folder == "/tmp" else "755",
+                shared=folder == "/tmp",
             )
             for n, folder in enumerate(self.spec.folders)
         ]

@@ -93,7 +93,7 @@ class DockerSandbox(BaseSandbox):
         self._users: dict[str, str] = {"root": "0:0"}
         self._oom_file: Path | None = None
         self._oom_seen, self._killed = 0, False
-        self._folders = [WritableFolder(f, f, "1777" if f == "/tmp" else "755") for f in spec.folders]
+        self._folders = [WritableFolder(f, f, shared=f == "/tmp") for f in spec.folders]
 
     async def start(self) -> None:
         """Makes and starts the container, and lays out its folders."""

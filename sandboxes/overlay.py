@@ -21,11 +21,11 @@ _MAX_LAYERS = 200
 
 @dataclass(frozen=True, slots=True)
 class WritableFolder:
-    """One folder: where it is seen, what the image has there, and its mode."""
+    """One folder: where it is seen, what the image has there, and whether everybody may write to it."""
 
     target: str
     lower: str
-    mode: str = "755"
+    shared: bool = False
 
 
 class Overlay:
@@ -56,11 +56,12 @@ class Overlay:
         """A new top layer over the frozen ones, seen in every folder."""
         lines = [f"cd {shlex.quote(self._base)}"]
         upper = [f"{self._top}/{n}/u" for n in range(len(self._folders))]
+        # Each command is a process, which is most of what a reset takes: as few as can be.
         lines.append("mkdir -p " + " ".join(f"{path} {path[:-1]}w" for path in upper))
         lines.append(f"chown {self._owner} " + " ".join(upper))
+        if shared := [upper[n] for n, folder in enumerate(self._folders) if folder.shared]:
+            lines.append("chmod 1777 " + " ".join(shared))
         for n, folder in enumerate(self._folders):
-            if folder.mode != "755":
-                lines.append(f"chmod {folder.mode} {upper[n]}")
             below = ":".join([*(f"{layer}/{n}/u" for layer in self.layers), folder.lower])
             options = f"lowerdir={below},upperdir={upper[n]},workdir={upper[n][:-1]}w{self._options}"
             lines.append(
