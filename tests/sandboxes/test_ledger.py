@@ -220,6 +220,7 @@ def containers() -> set[str]:
     return {one["Id"] for one in engine.connect().containers(all=True)}
 
 
+@pytest.mark.slow
 def test_twenty_containers_of_a_killed_owner_are_reaped_and_nothing_else(
     docker: str, bystander: str, killed_owner: Callable[[str, int], None]
 ) -> None:
