@@ -10,6 +10,8 @@ import rollenv
 from rollenv.cli.doctor import doctor
 from rollenv.cli.envs import envs
 from rollenv.cli.evaluate import evaluate
+from rollenv.cli.gc import gc
+from rollenv.cli.images import images
 from rollenv.cli.imitate import imitate
 from rollenv.cli.play import play
 from rollenv.cli.simulate import simulate
@@ -29,6 +31,8 @@ app.command()(play)
 app.command()(imitate)
 app.command()(simulate)
 app.command()(envs)
+app.add_typer(images, name="images")
+app.command()(gc)
 app.command()(doctor)
 
 

@@ -165,10 +165,12 @@ def _optional() -> Iterator[Check]:
 
 
 def _tools() -> Iterator[Check]:
-    socket = Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
-    docker = socket.exists()
-    words = str(socket) if docker else "environments in containers"
-    yield Check("docker", "ok" if docker else "optional", words, "" if docker else "apt-get install -y docker.io")
+    from rollenv.sandboxes.backends import backend_module
+
+    for name, package in (("bubblewrap", "bubblewrap"), ("docker", "docker.io")):
+        reason = backend_module(name).why_not()
+        mend = f"apt-get install -y {package}" if reason else ""
+        yield Check(name, "optional" if reason else "ok", reason or "sandboxes for untrusted code", mend)
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     mend = "" if chromium else "apt-get install -y chromium"
     yield Check("chromium", "ok" if chromium else "optional", chromium or "browser tests", mend)
