@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rollenv.cli.options import ImportOption, import_user_code
@@ -27,7 +28,7 @@ def envs(
 
     def row(spec: EnvSpec) -> list[str]:
         cells = [spec.name, spec.id, ", ".join(agent_names(spec)), str(spec.max_turns or "-")]
-        return [*cells, *([split_sizes(spec)] if tasks else []), spec.description]
+        return [*cells, *([split_sizes(spec)] if tasks else []), escape(spec.description)]
 
     for spec in sorted(registry.values(), key=lambda spec: spec.id):
         table.add_row(*row(spec))

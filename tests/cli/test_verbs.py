@@ -49,7 +49,9 @@ def test_envs_lists_what_was_imported(capsys: pytest.CaptureFixture[str]) -> Non
 def test_an_environment_that_needs_arguments_is_listed_without_its_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs", "--tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert " -  " in next(line for line in lines if line.startswith("textworld"))
+    textworld = next(line for line in lines if line.startswith("textworld"))
+    assert " -  " in textworld
+    assert "the extra [alfworld]" in textworld, "what stands in brackets is text, not a style"
     assert "valid_unseen 180" in next(line for line in lines if line.startswith("alfworld"))
 
 
