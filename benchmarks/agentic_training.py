@@ -7,7 +7,8 @@ a hundred for ten times as long; both ways meet the same latencies.
 - synchronous: eta = 0; the batch waits for its slowest episode, then trains.
 - asynchronous: eta = 1, two groups and one episode per group to spare, cancelled when the batch is full.
 
-Prints training steps per hour of each, their ratio, and how much of the time the engine had something to do.
+Prints training steps per hour of each, their ratio, how much of the time the engine was asked for something, and how
+much of that it was busy: in a forward step, not waiting for the event loop or for the training beside it.
 
 Usage: python benchmarks/agentic_training.py [--steps 8] [--json FILE]
 """
@@ -26,6 +27,7 @@ from typing import Any
 import slow_shop
 
 from rollenv.config import TrainConfig, load_config
+from rollenv.inference.torch_engine import EngineStats
 from rollenv.rollout.timeline import Timeline
 from rollenv.trainers.run import TrainRun
 
@@ -42,31 +44,38 @@ def play(way: str, steps: int, folder: Path) -> dict[str, float]:
     config: TrainConfig = load_config(TrainConfig, "slowshop", None, [*words, f"out={folder / way}"])
     lines: list[dict[str, Any]] = []
 
-    async def train() -> None:
-        timeline = Timeline(folder / way / "timeline.json")
-        run = TrainRun(
-            config, slow_shop.SEED_POLICY, None, lambda kind, f: lines.append(f) if kind == "step" else None, timeline
-        )
-        await run.train()
+    def on_figures(kind: str, figures: dict[str, Any]) -> None:
+        if kind == "step":
+            lines.append(figures)
 
-    asyncio.run(train())
+    async def train() -> EngineStats:
+        timeline = Timeline(folder / way / "timeline.json")
+        run = TrainRun(config, slow_shop.SEED_POLICY, None, on_figures, timeline)
+        await run.train()
+        stats: EngineStats = run.engine.inner.stats()  # behind what draws it
+        return stats
+
+    stats = asyncio.run(train())
     seconds = [line["seconds"] for line in lines[1:]]
+    whole, with_work = engine_seconds(json.loads((folder / way / "timeline.json").read_text()))
     return {
         "steps_per_hour": 3600 / statistics.mean(seconds),
         "seconds_per_step": statistics.mean(seconds),
         "train_seconds": statistics.mean(line["train_seconds"] for line in lines[1:]),
-        "engine_busy": busy(json.loads((folder / way / "timeline.json").read_text())),
+        "engine_asked": with_work / whole,
+        "engine_busy": stats.step_seconds / with_work,
         "wasted_tokens": sum(line["wasted_tokens"] for line in lines)
         / sum(line["completion_tokens"] for line in lines),
         "staleness_max": max(line["staleness_max"] for line in lines),
     }
 
 
-def busy(events: list[dict[str, Any]]) -> float:
-    """Share of the time from the first completion to the last in which the engine had at least one to make."""
+def engine_seconds(events: list[dict[str, Any]]) -> tuple[float, float]:
+    """Seconds from the first completion to the last, and those of them in which there was at least one to make: the
+    time that the engine could be busy."""
     drawn = [event for event in events if event["ph"] == "C" and event["name"].endswith("completions in flight")]
-    spans = [(then["ts"] - now["ts"], now["args"]["completions"]) for now, then in pairwise(drawn)]
-    return sum(length for length, n in spans if n > 0) / max(1e-9, sum(length for length, _ in spans))
+    spans = [((then["ts"] - now["ts"]) / 1e6, now["args"]["completions"]) for now, then in pairwise(drawn)]
+    return sum(length for length, _ in spans), sum(length for length, n in spans if n > 0)
 
 
 def main() -> None:
@@ -80,7 +89,8 @@ def main() -> None:
     for way, line in figures.items():
         print(
             f"{way:>12}: {line['steps_per_hour']:7.1f} steps/h  {line['seconds_per_step']:5.1f} s/step, "
-            f"of which training {line['train_seconds']:.1f}  engine busy {100 * line['engine_busy']:.1f}%  "
+            f"of which training {line['train_seconds']:.1f}  engine asked {100 * line['engine_asked']:.1f}%, "
+            f"busy {100 * line['engine_busy']:.1f}% of that  "
             f"wasted tokens {100 * line['wasted_tokens']:.1f}%  staleness up to {line['staleness_max']:.0f}"
         )
     ratio = figures["asynchronous"]["steps_per_hour"] / figures["synchronous"]["steps_per_hour"]

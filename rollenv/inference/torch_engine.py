@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class EngineStats:
         reused_tokens: prompt tokens found in a session's cache.
         decoded_tokens: tokens sampled.
         steps: forward steps taken.
+        step_seconds: how long they took.
         evictions: idle sessions that lost their cache to another session.
         running: completions in the batch.
         queued: completions waiting for a place.
@@ -74,6 +76,7 @@ class EngineStats:
     reused_tokens: int
     decoded_tokens: int
     steps: int
+    step_seconds: float
     evictions: int
     running: int
     queued: int
@@ -168,6 +171,7 @@ class TorchEngine:
         self._running: list[Request] = []
         self._updates: deque[_Update] = deque()
         self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "steps": 0}
+        self._step_seconds = 0.0
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -335,6 +339,7 @@ class TorchEngine:
             reused_tokens=self._counts["reused"],
             decoded_tokens=self._counts["decoded"],
             steps=self._counts["steps"],
+            step_seconds=self._step_seconds,
             evictions=self._sessions.evictions,
             running=len(self._running),
             queued=len(self._waiting),
@@ -432,12 +437,14 @@ class TorchEngine:
         work = plan(self._running, self._max_step_tokens)
         shares = deal(list(work), len(self._workers))
         self._sessions.in_step = {request.session for request in work.values()}
+        began = time.perf_counter()
         outcomes = await asyncio.gather(
             *(self._submit(worker, share, work) for worker, share in zip(self._workers, shares, strict=False)),
             return_exceptions=True,
         )
         self._sessions.in_step = set()
         self._counts["steps"] += 1
+        self._step_seconds += time.perf_counter() - began
         for share, outcome in zip(shares, outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 self._fail_share([work[chunk] for chunk in share], outcome)
