@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollenv.cluster.runtime import Runtime
+from rollenv.cluster.runtime import Runtime, WorkerDied
 from rollenv.cluster.weights import Manifest, packed, unpacked
 from rollenv.cluster.worker_group import WorkerGroup
 from rollenv.config.train import AlgoConfig, TrainConfig
+from rollenv.errors import RollenvError
 from rollenv.inference.chat import ChatFormat
 from rollenv.rollout.groups import Group
 from rollenv.trainers.checkpoint import Checkpoint
@@ -27,9 +28,15 @@ from rollenv.trainers.policy import Policy, load_model
 from rollenv.trainers.ranks import Ranks, TorchRanks
 from rollenv.trainers.step import PolicyTrainer
 
+T = TypeVar("T")
+
+
+class LearnerDied(RollenvError):
+    """What had been learned since the last checkpoint is lost; from there a run can go on."""
+
 
 class Learner(Protocol):
-    """A policy and its trainer."""
+    """A policy and its trainer. Any call may raise `LearnerDied` where it lives elsewhere."""
 
     @property
     def chat(self) -> ChatFormat:
@@ -207,21 +214,29 @@ class RankedLearner:
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
         batch = await asyncio.to_thread(self._runtime.put, list(groups))
-        figures: dict[str, float] = (await self._group.broadcast("step", batch))[0]
+        figures: dict[str, float] = (await _alive(self._group.broadcast("step", batch)))[0]
         return figures
 
     async def weights(self) -> Mapping[str, Tensor]:
-        return unpacked(*await self._group.rank_zero("weights"))
+        return unpacked(*await _alive(self._group.rank_zero("weights")))
 
     async def save(self, folder: Path) -> None:
-        await self._group.rank_zero("save", folder)
+        await _alive(self._group.rank_zero("save", folder))
 
     async def slow_down(self, factor: float) -> float:
-        scale: float = (await self._group.broadcast("slow_down", factor))[0]
+        scale: float = (await _alive(self._group.broadcast("slow_down", factor)))[0]
         return scale
 
     async def close(self) -> None:
         await self._group.stop()
+
+
+async def _alive(call: Awaitable[T]) -> T:
+    """Awaits a call of ranks. One that died is the end of all: the others wait for it."""
+    try:
+        return await call
+    except WorkerDied as error:
+        raise LearnerDied(f"a training rank is gone: {error}; --resume goes on from the last checkpoint") from error
 
 
 def _own_address() -> str:

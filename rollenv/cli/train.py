@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -223,7 +223,7 @@ def _newest_whole(folder: Path) -> Checkpoint:
 def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
     from rollenv.files import write_atomically
     from rollenv.registration import spec
-    from rollenv.trainers.run import Interrupted, TrainRun
+    from rollenv.trainers.run import Interrupted
 
     folder = plan.folder
     if plan.checkpoint is None:
@@ -234,15 +234,12 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
     start = plan.checkpoint.step if plan.checkpoint else 0
     with TrainScreen(config, start) as screen, _drawn(folder, start, draw) as timeline:
 
-        async def main() -> None:
-            async with _elsewhere(config, model, plan.checkpoint, timeline) as parts:
-                run = TrainRun(config, model, plan.checkpoint, screen.on_figures, timeline, parts)
-                write_atomically(folder / "config.toml", [dump_toml(config)])
-                screen.begin(f"{env_spec.id} in {folder}, from {model}")
-                await _train(run, screen)
+        def begin() -> None:
+            write_atomically(folder / "config.toml", [dump_toml(config)])
+            screen.begin(f"{env_spec.id} in {folder}, from {model}")
 
         try:
-            asyncio.run(main())
+            asyncio.run(_train_on(config, model, plan.checkpoint, screen, timeline, begin))
         except Interrupted as stopped:
             screen.close()
             print(f"interrupted at step {stopped.step}; continue with: {continue_with}", flush=True)
@@ -250,6 +247,46 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
     _tell_result(folder)
     if config.rollout.extra_groups or config.rollout.extra_samples:
         _tell_bias(folder)
+
+
+async def _train_on(
+    config: TrainConfig,
+    model: str,
+    checkpoint: Checkpoint | None,
+    screen: TrainScreen,
+    timeline: Timeline | None,
+    begin: Callable[[], None],
+) -> None:
+    """Trains to the end; when ranks of a cluster die, again from the last checkpoint. `begin` is called when everything
+    is made and nothing has been refused."""
+    from rollenv.trainers.checkpoint import newest
+    from rollenv.trainers.learner import LearnerDied
+    from rollenv.trainers.run import TrainRun
+
+    for wait in _restarts():
+        try:
+            async with _elsewhere(config, model, checkpoint, timeline) as parts:
+                run = TrainRun(config, model, checkpoint, screen.on_figures, timeline, parts)
+                begin()
+                await _train(run, screen)
+            return
+        except LearnerDied as died:
+            if wait is None:
+                raise
+            checkpoint = newest(Path(str(config.out)))
+            print(f"{died}: now, by itself, in {wait:.0f} s", file=sys.stderr, flush=True)
+            await asyncio.sleep(wait)
+
+
+def _restarts() -> Iterator[float | None]:
+    """The seconds to wait before each restart of a learner that died; None in the end."""
+    from rollenv.cluster.supervision import Backoff
+
+    backoff = Backoff()
+    wait: float | None = 0.0
+    while wait is not None:
+        wait = backoff.next(time.monotonic())
+        yield wait
 
 
 @contextlib.asynccontextmanager

@@ -16,8 +16,16 @@ import pytest
 pytest.importorskip("torch")
 
 ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
-STEPS, GROUPS, SIZE = 30, 4, 8
-WORDS = [f"steps={STEPS}", f"groups={GROUPS}", "eval.every=0", "eval.episodes=20", "checkpoint.every=10", "filter=keep"]
+STEPS, GROUPS, SIZE = 30, 3, 4
+WORDS = [
+    f"steps={STEPS}",
+    f"groups={GROUPS}",
+    f"group_size={SIZE}",
+    "eval.every=0",
+    "eval.episodes=20",
+    "checkpoint.every=10",
+    "filter=keep",
+]
 WORKERS = ["eta=1", "env_executor=process", "env_workers=2", "step_seconds=0.5", "reset_seconds=5", "max_attempts=12"]
 FAULTS = ["--inject", "env_crash=0.05", "env_hang=0.02", "engine_error=0.02"]
 MARK = "ROLLENV_TEST_CHAOS"

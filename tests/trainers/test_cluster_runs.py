@@ -17,7 +17,7 @@ import runs  # noqa: E402
 
 from rollenv.config import TrainConfig  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
-from rollenv.trainers.learner import TrainJob  # noqa: E402
+from rollenv.trainers.learner import LearnerDied, TrainJob  # noqa: E402
 from rollenv.trainers.metrics import read_metrics  # noqa: E402
 from rollenv.trainers.parts import cluster_parts, planned  # noqa: E402
 from rollenv.trainers.run import TrainRun  # noqa: E402
@@ -116,3 +116,30 @@ def test_an_engine_that_is_killed_costs_no_step(model: Path, tmp_path: Path, ray
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(7))
     assert run.scheduler.ledger.balanced
     assert run.killer.done()  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_is_killed_ends_the_run_with_a_sentence_and_its_checkpoint_goes_on(
+    model: Path, tmp_path: Path, ray_cluster: Any
+) -> None:
+    runs.train(runs.config(tmp_path / "whole", checkpoint={"every": 1}), model)
+
+    def kill_later(run: TrainRun) -> None:
+        learner: Any = run.learner
+        step = learner.step
+
+        async def killed(groups: Any) -> Any:
+            if run.step == 2:
+                ray.kill(learner._group.handles[1]._actor)
+            return await step(groups)
+
+        learner.step = killed
+
+    c = on_ray(tmp_path / "broken", devices={"ranks": 2}, checkpoint={"every": 1})
+    with pytest.raises(LearnerDied, match=r"a training rank is gone: worker 'rank-1' died.*--resume"):
+        train(c, model, ray_cluster, prepare=kill_later)
+    last = checkpoint.newest(tmp_path / "broken")
+    assert last is not None
+    assert last.step == 2
+    train(c, model, ray_cluster, last)
+    ours, theirs = runs.weights(tmp_path / "whole"), runs.weights(tmp_path / "broken")
+    assert all(torch.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4) for name in ours)
