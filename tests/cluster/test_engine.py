@@ -113,7 +113,8 @@ def test_when_an_engine_is_killed_the_others_finish_its_episodes(in_runtime: InR
         engines = await started(runtime, model, 2)
         proxy = LLMProxy(engines)
         episodes = [asyncio.ensure_future(play(proxy, i)) for i in range(N)]
-        await asyncio.sleep(0.05)
+        while not proxy.stats().replicas["replica-0"].running:
+            await asyncio.sleep(0)
         engines[0].handle.kill()
         assert await asyncio.gather(*episodes) == expected
         assert list(proxy.dead) == ["replica-0"]
