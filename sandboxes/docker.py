@@ -32,6 +32,8 @@ _BASE = "/.sandbox"
 _SHARED_MEMORY = 64 * MiB
 _OWN_PIDS = 24
 """The waiting shell and what the engine itself runs in the container for a moment at each command."""
+_OWN_MEMORY = 64 * MiB
+"""For commands of ours in a container whose files fill its memory, until they are gone."""
 _CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETPCAP", "SYS_ADMIN"]
 """Of our own commands, which mount, hand out folders and kill."""
 _WITHOUT_CAPABILITIES = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"]
@@ -291,10 +293,20 @@ class DockerSandbox(BaseSandbox):
         await self._end_shells()
         async with self._turn:
             try:
+                # Files that fill the memory leave none for commands of ours, either.
+                full = await self._oom_kills() > 0
+                if full:
+                    await self._limit_memory(self.spec.memory + _OWN_MEMORY)
                 await self._privileged(f"kill -9 -1 || true\numount {_BASE}\n{commands}\n{_COVER}")
+                if full:
+                    await self._limit_memory(self.spec.memory)
             except (SandboxError, TimeoutError) as error:
                 await self._die(f"its folders cannot be laid out ({error})")
                 raise self._gone() from error
+
+    async def _limit_memory(self, limit: int) -> None:
+        update = self._api.update_container
+        await self._call("change a container's memory", update, self.id, mem_limit=limit, memswap_limit=limit)
 
     async def _remove(self) -> None:
         import docker.errors

@@ -90,13 +90,16 @@ def test_refusals_come_through(in_runtime: InRuntime) -> None:
 def test_a_cancelled_caller_ends_the_work_and_hears_what_was_made(in_runtime: InRuntime) -> None:
     async def test(runtime: Runtime) -> None:
         (engine,) = await started(runtime, build(), 1)
-        await engine.generate([1, 2, 3], SamplingParams(max_tokens=2), session="warm")
-        caller = asyncio.ensure_future(engine.generate([4, 5, 6], SamplingParams(max_tokens=1000), session="b"))
-        await asyncio.sleep(0.2)
-        caller.cancel()
-        with pytest.raises(asyncio.CancelledError) as error:
-            await caller
-        made = made_before(error.value)
+        made = None
+        for delay in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4):  # until it has been at it for a while, on any machine
+            caller = asyncio.ensure_future(engine.generate([4, 5, 6], SamplingParams(max_tokens=1000), session="b"))
+            await asyncio.sleep(delay)
+            caller.cancel()
+            with pytest.raises(asyncio.CancelledError) as error:
+                await caller
+            made = made_before(error.value)
+            if made is not None and made.ids:
+                break
         assert made is not None
         assert 0 < len(made.ids) < 1000
         assert len(made.ids) == len(made.logprobs) == len(made.policy_versions)
