@@ -10,7 +10,7 @@ import asyncio
 import posixpath
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -267,3 +267,24 @@ def _reason(done: Captured, known: Mapping[int, str] | None = None) -> str:
     lines = done.stderr.text().strip().splitlines()
     last = lines[-1] if lines else f"exit code {done.exit_code}"
     return (known or {}).get(done.exit_code) or last.removeprefix("sh: ")
+
+
+async def started(start: Awaitable[None], sandbox: BaseSandbox, what: str) -> None:
+    """Waits until a sandbox is ready; closes one that cannot be.
+
+    Args:
+        start: what makes it ready, within `spec.create_timeout` seconds.
+        what: the sandbox, for a message.
+
+    Raises:
+        SandboxDied: it took too long. Whatever `start` raises is raised here as well.
+    """
+    seconds = sandbox.spec.create_timeout
+    try:
+        async with asyncio.timeout(seconds):
+            await start
+    except BaseException as error:
+        await sandbox.close()
+        if isinstance(error, TimeoutError):
+            raise SandboxDied(f"{what} was not ready in {seconds:g} s: try again") from error
+        raise

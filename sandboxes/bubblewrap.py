@@ -23,9 +23,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from rollenv.sandboxes import seccomp
-from rollenv.sandboxes.base import PATH, BaseSandbox
+from rollenv.sandboxes.base import PATH, BaseSandbox, started
 from rollenv.sandboxes.cgroups import Cgroup, hierarchies, make_cgroup, remove_cgroup
-from rollenv.sandboxes.errors import EngineUnavailable, SandboxDied, SandboxError
+from rollenv.sandboxes.errors import EngineUnavailable, SandboxError
 from rollenv.sandboxes.images.store import SANDBOX_ID, ImageStore, StoredImage
 from rollenv.sandboxes.ledger import Ledger
 from rollenv.sandboxes.network import open_gateway
@@ -73,14 +73,7 @@ async def create(spec: SandboxSpec, ledger: Ledger) -> BubblewrapSandbox:
     image = ImageStore().find(spec.image)
     _check_folders(spec, image)
     sandbox = BubblewrapSandbox(spec, image, ledger)
-    try:
-        async with asyncio.timeout(spec.create_timeout):
-            await sandbox.start()
-    except BaseException as error:
-        await sandbox.close()
-        if isinstance(error, TimeoutError):
-            raise SandboxDied(f"a bubblewrap sandbox was not ready in {spec.create_timeout:g} s: try again") from error
-        raise
+    await started(sandbox.start(), sandbox, "a bubblewrap sandbox")
     return sandbox
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from rollenv.sandboxes import engine, seccomp
-from rollenv.sandboxes.base import PATH, BaseSandbox
+from rollenv.sandboxes.base import PATH, BaseSandbox, started
 from rollenv.sandboxes.cgroups import MOUNT, oom_kills
-from rollenv.sandboxes.errors import EngineUnavailable, SandboxDied, SandboxError
+from rollenv.sandboxes.errors import EngineUnavailable, SandboxError
 from rollenv.sandboxes.ledger import Ledger
 from rollenv.sandboxes.network import open_gateway
 from rollenv.sandboxes.overlay import Overlay, WritableFolder
@@ -71,14 +71,7 @@ async def create(spec: SandboxSpec, ledger: Ledger) -> DockerSandbox:
     """Makes a sandbox; see `rollenv.sandboxes.create`."""
     call = await asyncio.to_thread(engine.calls)
     sandbox = DockerSandbox(spec, ledger, call)
-    try:
-        async with asyncio.timeout(spec.create_timeout):
-            await sandbox.start()
-    except BaseException as error:
-        await sandbox.close()
-        if isinstance(error, TimeoutError):
-            raise SandboxDied(f"a container was not ready in {spec.create_timeout:g} s: try again") from error
-        raise
+    await started(sandbox.start(), sandbox, "a container")
     return sandbox
 
 

@@ -190,7 +190,7 @@ class _RayHandle:
     async def stop(self, seconds: float = 10.0) -> None:
         if self._gone:
             return
-        with contextlib.suppress(TimeoutError, WorkerDied, Exception):
+        with contextlib.suppress(Exception):
             await asyncio.wait_for(self.reached("close"), seconds)
         self.kill()
 
