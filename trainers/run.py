@@ -179,6 +179,7 @@ class TrainRun:
                 await self._finish_step()
                 self._stop_if_collapsed()
             while self.step < self.config.steps:
+                await self.learner.ensure_stays()
                 self._figures = await self._one_step()
                 await self._finish_step()
                 self._stop_if_collapsed()
