@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("ray")
 
-from toys import warm_policy  # noqa: E402
+from toys import warm_policy
 
-from rollenv.rollout.ledger import Ledger  # noqa: E402
-from rollenv.trainers import checkpoint  # noqa: E402
-from rollenv.trainers.metrics import read_metrics  # noqa: E402
+from rollenv.rollout.ledger import Ledger
+from rollenv.trainers import checkpoint
+from rollenv.trainers.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(300)
 
