@@ -24,6 +24,7 @@ import rollenv
 from rollenv.errors import RollenvError
 from rollenv.server import wire
 from rollenv.server.host import EnvHost
+from rollenv.server.mcp import mcp_routes
 from rollenv.server.sessions import ServerFull, Session, SessionError
 
 REAP_SECONDS = 1.0
@@ -86,9 +87,9 @@ def make_app(hosts: Mapping[str, EnvHost], token: str | None = None) -> FastAPI:
     app.add_middleware(_Gate, token=token, limit=limit)
     app.include_router(_common(hosts))
     first = next(iter(hosts))
-    app.include_router(_routes(hosts[first]), tags=[first])
-    for name, host in hosts.items():
-        app.include_router(_routes(host), prefix=f"/{name}", tags=[name])
+    for prefix, name in [("", first), *((f"/{name}", name) for name in hosts)]:
+        for routes in (_routes(hosts[name]), mcp_routes(hosts[name])):
+            app.include_router(routes, prefix=prefix, tags=[name])
     return app
 
 

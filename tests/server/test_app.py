@@ -87,6 +87,8 @@ def test_the_server_tells_what_it_has(colours: Any) -> None:
 
 def test_a_full_server_says_when_to_come_again(colours: Any) -> None:
     address, hosts = colours
+    now = [0.0]
+    hosts["colours"]._clock = lambda: now[0]
     for _ in range(8):
         assert httpx.post(f"{address}/reset", json={}).status_code == 200
     full = httpx.post(f"{address}/reset", json={})
@@ -97,7 +99,8 @@ def test_a_full_server_says_when_to_come_again(colours: Any) -> None:
             socket.recv(timeout=20)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1013
-    until(lambda: not len(hosts["colours"].sessions))  # their leases run out
+    now[0] += 1.0
+    until(lambda: not len(hosts["colours"].sessions))  # their leases have run out
     assert httpx.post(f"{address}/reset", json={}).status_code == 200
 
 
@@ -163,7 +166,8 @@ def test_broken_messages_are_answered_and_the_session_goes_on(colours: Any) -> N
 
 def test_a_session_ends_with_its_connection_and_a_named_one_with_its_lease(colours: Any) -> None:
     address, hosts = colours
-    sessions = hosts["colours"].sessions
+    sessions, now = hosts["colours"].sessions, [0.0]
+    hosts["colours"]._clock = lambda: now[0]
     with socket_of(address) as socket:
         say(socket, "reset")
         assert len(sessions) == 1
@@ -173,6 +177,8 @@ def test_a_session_ends_with_its_connection_and_a_named_one_with_its_lease(colou
     with socket_of(address, "?session=mine&resume=true") as socket:
         state = say(socket, "state")["data"]
         assert (state["task"], state["session_id"]) == (begun["data"]["observation"]["info"]["task"], "mine")
+    until(lambda: sessions.get("mine").connections == 0)
+    now[0] += 1.0
     until(lambda: not len(sessions))
     with socket_of(address, "?session=mine&resume=true") as socket:
         assert json.loads(socket.recv(timeout=20))["data"]["code"] == "SESSION_ERROR"
