@@ -13,5 +13,5 @@ from server.serving import served
 @pytest.fixture
 def colours(temp_registry: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     toys.register()
-    with served("colours", capacity=8, lease_seconds=0.5) as (address, hosts):
+    with served("colours", capacity=8) as (address, hosts):
         yield f"{address}/colours", hosts
