@@ -285,7 +285,13 @@ class _Line:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         url = urlunsplit((scheme, parts.netloc, f"{parts.path}/ws", query, ""))
         return await connect_socket(
-            url, additional_headers=headers, max_size=LONGEST_MESSAGE, compression=None, open_timeout=10.0, proxy=None
+            url,
+            additional_headers=headers,
+            max_size=LONGEST_MESSAGE,
+            compression=None,
+            open_timeout=10.0,
+            ping_interval=None,  # the server pings
+            proxy=None,
         )
 
     async def _hang_up(self) -> None:

@@ -27,6 +27,7 @@ class Limits:
         lease_seconds: a session that nobody is connected to lives on for so long.
         reset_seconds, step_seconds: deadlines of one call; a session that misses one is over.
         message_bytes: the longest message, or request body.
+        ping_seconds: between two pings of a connection; one that answers none for as long is half-open, and dropped.
     """
 
     capacity: int = 1024
@@ -34,6 +35,7 @@ class Limits:
     reset_seconds: float = 120.0
     step_seconds: float = 60.0
     message_bytes: int = 1 << 20
+    ping_seconds: float = 20.0
 
 
 @dataclass(slots=True, eq=False)

@@ -13,9 +13,6 @@ from rollenv.errors import RollenvError
 from rollenv.server.app import make_app
 from rollenv.server.host import EnvHost
 
-PING_SECONDS = 20.0
-"""Between two pings of a connection; one that answers none for as long is half-open, and dropped."""
-
 
 class Server(uvicorn.Server):
     """Told to stop, it takes no new sessions, waits until those that there are have ended, `drain_seconds` at most, and
@@ -44,14 +41,15 @@ class Server(uvicorn.Server):
 
 def make_server(hosts: Mapping[str, EnvHost], token: str | None = None, drain_seconds: float = 30.0) -> Server:
     """A server of these environments, by their names; the first is the default one."""
-    limit = min(host.limits.message_bytes for host in hosts.values())
+    limits = [host.limits for host in hosts.values()]
+    ping_seconds = min(one.ping_seconds for one in limits)
     config = uvicorn.Config(
         make_app(hosts, token),
         log_level="warning",
         access_log=False,
-        ws_max_size=limit,
-        ws_ping_interval=PING_SECONDS,
-        ws_ping_timeout=PING_SECONDS,
+        ws_max_size=min(one.message_bytes for one in limits),
+        ws_ping_interval=ping_seconds,
+        ws_ping_timeout=ping_seconds,
         ws_per_message_deflate=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
