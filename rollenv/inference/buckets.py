@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -104,8 +105,8 @@ def _flat(buffer: Bytes) -> Tensor:
 
 
 class SharedBuffer:
-    """Bytes that another process of this machine can map (`mapped`). They have no name on any disk: what is left of
-    them goes with the last process that has them, however it ends. Linux only.
+    """Bytes that another process of this machine can map (`SharedReader`). They have no name on any disk: what is left
+    of them goes with the last process that has them, however it ends. Linux only.
 
     Attributes:
         path: what the other process opens, while this one lives.
@@ -115,6 +116,7 @@ class SharedBuffer:
         self._fd = os.memfd_create("rollenv-weights", os.MFD_CLOEXEC)
         self._array = np.empty(0, dtype=np.uint8)
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        self._close = weakref.finalize(self, os.close, self._fd)
 
     def sized(self, size: int) -> Bytes:
         """The buffer, at least `size` bytes (but for 0); it grows, and is mapped anew, only when it has to."""
@@ -124,13 +126,35 @@ class SharedBuffer:
         return self._array
 
     def close(self) -> None:
-        """Lets it go; who has mapped it may still read it."""
-        os.close(self._fd)
+        """Lets it go; who has mapped it may still read it. Forgetting the object does the same."""
+        self._close()
         self._array = np.empty(0, dtype=np.uint8)
 
 
-def mapped(path: str, size: int) -> Bytes:
-    """The first `size` bytes of another process's `SharedBuffer`, to be read. Raises OSError when it is gone."""
+class SharedReader:
+    """Reads the `SharedBuffer`s of other processes; maps each once for as long as it is used."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, Bytes]] = {}
+
+    def read(self, buffers: Sequence[tuple[str, int]]) -> list[Bytes]:
+        """The first so many bytes of each buffer, by path, to be read. What is not among them any more is let go.
+
+        Raises:
+            OSError: a buffer is gone.
+        """
+        before, self._known = self._known, {}
+        for path, size in buffers:
+            # A path may be that of another buffer by now: the number of a closed file is given to the next one.
+            inode = os.stat(path).st_ino
+            known, view = before.get(path, (0, _NOTHING))
+            if known != inode or len(view) < size:
+                view = _mapped(path, size)
+            self._known[path] = inode, view
+        return [self._known[path][1] for path, _ in buffers]
+
+
+def _mapped(path: str, size: int) -> Bytes:
     fd = os.open(path, os.O_RDONLY)
     try:
         return np.frombuffer(mmap.mmap(fd, size, flags=_SHARED, prot=mmap.PROT_READ), dtype=np.uint8)
@@ -138,5 +162,6 @@ def mapped(path: str, size: int) -> Bytes:
         os.close(fd)
 
 
+_NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 _SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 """All pages at once: one by one, as they are touched, costs more than the copy itself."""

@@ -19,10 +19,10 @@ from hypothesis import strategies as st  # noqa: E402
 from rollenv.inference.buckets import (  # noqa: E402
     ALIGNMENT,
     SharedBuffer,
+    SharedReader,
     bucket_of,
     fill,
     layout,
-    mapped,
     packed,
     unpacked,
 )
@@ -81,12 +81,12 @@ def test_the_parts_of_a_manifest_are_manifests_of_one_buffer() -> None:
 
 
 READER = """
-import os, sys, numpy
-from rollenv.inference.buckets import mapped
-seen = mapped(sys.argv[1], 1000)
-print(int(seen.sum()), flush=True)
+import sys
+from rollenv.inference.buckets import SharedReader
+seen, = SharedReader().read([(sys.argv[1], 1000)])
+print(int(seen[:1000].sum()), flush=True)
 sys.stdin.readline()
-print(int(seen.sum()), seen.flags.writeable, flush=True)
+print(int(seen[:1000].sum()), seen.flags.writeable, flush=True)
 """
 
 
@@ -107,9 +107,25 @@ def test_a_shared_buffer_grows_and_leaves_nothing_behind() -> None:
     shared.sized(64)[:] = 3
     assert shared.sized(4096)[:64].tolist() == [3] * 64
     assert len(shared.sized(64)) == 4096
-    path = shared.path
-    seen = mapped(path, 64)
+    reader = SharedReader()
+    (seen,) = reader.read([(shared.path, 64)])
     shared.close()
     with pytest.raises(OSError, match="No such file"):
-        mapped(path, 64)
-    assert seen.tolist() == [3] * 64
+        reader.read([(shared.path, 64)])
+    assert seen[:64].tolist() == [3] * 64
+
+
+def test_a_reader_maps_again_only_what_has_grown_or_is_another_buffer() -> None:
+    reader, first = SharedReader(), SharedBuffer()
+    path = first.path
+    first.sized(8)[:] = 1
+    (seen,) = reader.read([(path, 8)])
+    assert reader.read([(path, 8)])[0] is seen
+    first.sized(100)[:] = 2
+    (grown,) = reader.read([(path, 100)])
+    assert (len(grown), set(grown.tolist())) == (100, {2})
+    first.close()
+    second = SharedBuffer()
+    assert second.path == path, "the number of a closed file is given to the next one"
+    second.sized(8)[:] = 5
+    assert reader.read([(path, 8)])[0].tolist() == [5] * 8
