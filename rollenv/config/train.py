@@ -409,7 +409,7 @@ class DevicesConfig(Section):
     per_engine: int = Field(1, ge=1)
     """Devices of one engine (tensor parallel)."""
     share: bool = False
-    """Devices named in both train and generate by turns: engines sleep while they train."""
+    """Devices named in both train and generate by turns: engines that can (vLLM) sleep while they train."""
 
     @model_validator(mode="before")
     @classmethod

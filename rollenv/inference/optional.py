@@ -30,7 +30,7 @@ class Sleeping(Protocol):
         ...
 
     async def wake(self) -> None:
-        """Takes its memory back and goes on. Its weights are those that it had."""
+        """Takes its memory back and goes on. Its weights are those that it had. Awake, it does nothing."""
         ...
 
 

@@ -37,7 +37,7 @@ def test_every_setting_that_it_names_exists(recipes: Path, name: str) -> None:
     found = [word for word in words(text) if not word.startswith("devices.share")]
     assert found or name == "ray-cluster.sh"
     for word in found:
-        load_config(TrainConfig, "webshop", None, ["runtime=ray", word])
+        load_config(TrainConfig, "webshop", None, ["runtime=ray", "rollout.engine=vllm", word])
 
 
 def test_slurm_gives_every_machine_one_task_and_time_to_stop(recipes: Path) -> None:
