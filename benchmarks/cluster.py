@@ -2,8 +2,8 @@
 
 - overhead: the default WebShop job for some steps, on the local runtime and on Ray, in turn; seconds per step.
 - sync: weights of some hundred megabytes to an engine of this process, to one of another process of this machine (in
-  shared memory) and to one as if it were elsewhere (Ray's object store), GB per second; the seed policy's to two engines
-  in other processes, milliseconds.
+  shared memory) and to one as if it were elsewhere (Ray's object store), GB per second; the seed policy's to two
+  engines in other processes, milliseconds.
 - scaling: episodes whose environments take twice as long as generation, with 1, 4 and 16 simulated engines in processes
   of their own and as many episodes for each; episodes per second for each engine, against those with one engine.
 

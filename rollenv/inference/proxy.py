@@ -550,7 +550,7 @@ async def _close(engine: Engine) -> None:
 
 
 def _copy(tensors: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies in host memory, in the place of old ones where there are any: new memory costs more than the copy itself."""
+    """Copies in host memory, in the place of old ones where there are any: new memory costs more than copying."""
     return {name: _into(old.get(name), tensor.detach()) for name, tensor in tensors.items()}
 
 
