@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -31,6 +31,7 @@ from rollenv.inference.base import (
     FinishReason,
     InvalidRequest,
     SamplingParams,
+    StaleKV,
     note_made,
 )
 from rollenv.inference.batching import deal, plan
@@ -42,9 +43,6 @@ from rollenv.inference.requests import check_ids, check_not_empty, check_samplin
 from rollenv.inference.runner import ModuleRunner, Runner
 from rollenv.inference.sampling import sample
 from rollenv.inference.sessions import Request, Session, Sessions
-
-StaleKV = Literal["keep", "drop", "recompute"]
-"""What becomes of keys and values made by old weights, see `TorchEngine`."""
 
 
 class TextDecoder(Protocol):

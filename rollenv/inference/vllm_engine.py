@@ -22,7 +22,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -35,6 +35,7 @@ from rollenv.inference.base import (
     FinishReason,
     InvalidRequest,
     SamplingParams,
+    StaleKV,
     note_made,
 )
 from rollenv.inference.buckets import BUCKET_BYTES, SharedBuffer, bucket_of, fill, layout
@@ -42,9 +43,6 @@ from rollenv.inference.requests import check_ids, check_not_empty, check_samplin
 from rollenv.inference.vllm_worker import to_wire
 
 T = TypeVar("T")
-
-StaleKV = Literal["keep", "drop", "recompute"]
-"""What becomes of keys and values made by old weights, see `VLLMEngine`."""
 
 SEED_MASK = (1 << 63) - 1
 """vLLM takes seeds of 63 bits (and -1 for none)."""
