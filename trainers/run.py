@@ -180,6 +180,7 @@ class TrainRun:
                 await self._finish_step()
                 self._stop_if_collapsed()
             while self.step < self.config.steps:
+                await self.learner.ensure_stays()
                 self._figures = await self._one_step()
                 await self._finish_step()
                 self._stop_if_collapsed()
@@ -234,7 +235,8 @@ class TrainRun:
             self.step += 1
             with span(self._timeline, "weight sync", version=self.step):
                 await self._hand_over_weights()
-                await optional.wake(self.engine)
+                if self.config.devices.share:
+                    await optional.wake(self.engine)
         self._metrics.write_groups(self.step, batch)
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
