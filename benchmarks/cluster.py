@@ -1,8 +1,9 @@
 """What workers cost and what they bring: the Ray runtime against the local one, weight sync, engines added.
 
 - overhead: the default WebShop job for some steps, on the local runtime and on Ray, in turn; seconds per step.
-- sync: weights of some hundred megabytes to an engine of this process and to one of another process, GB per second; the
-  seed policy's to two engines in other processes, milliseconds.
+- sync: weights of some hundred megabytes to an engine of this process, to one of another process of this machine (in
+  shared memory) and to one as if it were elsewhere (Ray's object store), GB per second; the seed policy's to two
+  engines in other processes, milliseconds.
 - scaling: episodes whose environments take twice as long as generation, with 1, 4 and 16 simulated engines in processes
   of their own and as many episodes for each; episodes per second for each engine, against those with one engine.
 
@@ -17,6 +18,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,9 @@ from typing import Any
 import slow_shop
 import torch
 
-from rollenv.cluster.engine import EngineWorker, start_engine
+from rollenv.cluster.engine import EngineWorker, RemoteEngine, start_engine
 from rollenv.cluster.ray_runtime import RayRuntime
-from rollenv.cluster.runtime import LocalRuntime, Runtime, WorkerSpec
+from rollenv.cluster.runtime import Runtime, WorkerSpec
 from rollenv.cluster.weights import Publisher, packed, unpacked
 from rollenv.config import TrainConfig, load_config
 from rollenv.config.train import RayConfig
@@ -102,28 +104,45 @@ async def sync(ray: RayRuntime) -> dict[str, float]:
     shapes = {f"layer.{i}": (1024, 1024) for i in range(SYNC_MIB // 4)}
     weights = {name: torch.randn(shape) for name, shape in shapes.items()}
     gigabytes = SYNC_MIB * 2**20 / 1e9
-    figures = {}
-    for name, runtime in (("in process", LocalRuntime()), ("between processes", ray)):
-        spec = WorkerSpec("copying", lambda: EngineWorker(lambda: Copying(shapes)))
-        engine = await start_engine(runtime, spec, Publisher(runtime.put))
-        # In one process an engine gets the tensors themselves, as `LocalLearner` hands them over.
-        update = engine.update_weights if runtime is ray else partial(_directly, Copying(shapes))
-        seconds = [await _timed(update(version, dict(weights))) for version in range(1, REPEATS + 2)]
-        figures[name] = gigabytes / statistics.median(seconds[1:])
-        print(f"weights {name}: {figures[name]:.2f} GB/s (median of {REPEATS}, {gigabytes:.2f} GB)")
-        await engine.close()
-    began = time.perf_counter()
-    unpacked(*packed(weights))
-    print(f"packing alone: {gigabytes / (time.perf_counter() - began):.2f} GB/s")
+    spec = WorkerSpec("copying", lambda: EngineWorker(lambda: Copying(shapes)))
+    shared = await start_engine(ray, spec, Publisher(ray.put))
+    # The same worker, as it would be on another machine.
+    facts = replace(await shared.handle.call("facts"), machine="")
+    by_reference = RemoteEngine(shared.handle, facts, Publisher(ray.put))
+    # In one process an engine gets the tensors themselves, as `LocalLearner` hands them over.
+    ways = {
+        "in process": partial(_directly, Copying(shapes)),
+        "between processes of a machine": shared.update_weights,
+        "through the object store": by_reference.update_weights,
+        "packing alone": _pack,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for version in range(1, REPEATS + 2):  # in turn, so that whatever else the machine does meets all of them
+        for name, update in ways.items():
+            seconds[name].append(await _timed(update(version, dict(weights))))
+    figures = {name: gigabytes / statistics.median(times[1:]) for name, times in seconds.items()}
+    for name, rate in figures.items():
+        print(f"weights {name}: {rate:.2f} GB/s, {1 / rate:.2f} s per GB (median of {REPEATS}, {gigabytes:.2f} GB)")
+    await shared.close()
+    figures["seed_policy_ms"] = await seed_policy(ray)
+    return figures
+
+
+async def seed_policy(ray: RayRuntime) -> float:
+    """Milliseconds until two engines in workers have the seed policy."""
     publisher = Publisher(ray.put)
     engines = [await start_engine(ray, WorkerSpec(f"seed-{i}", seed_engine), publisher) for i in range(2)]
     proxy = LLMProxy(engines)
     policy = load_model(slow_shop.SEED_POLICY)[0].state_dict()
     seconds = [await _timed(proxy.update_weights(version, policy)) for version in range(1, 12)]
-    figures["seed_policy_ms"] = 1e3 * statistics.median(seconds[1:])
-    print(f"the seed policy to two engines: {figures['seed_policy_ms']:.0f} ms (median of 10)")
+    milliseconds = 1e3 * statistics.median(seconds[1:])
+    print(f"the seed policy to two engines: {milliseconds:.0f} ms (median of 10)")
     await proxy.close()
-    return figures
+    return milliseconds
+
+
+async def _pack(version: int, tensors: Any) -> None:
+    unpacked(*packed(tensors))
 
 
 async def _directly(engine: Copying, version: int, tensors: Any) -> None:

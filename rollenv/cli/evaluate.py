@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rollenv.trajectory import Trajectory
 
 DEFAULT_EPISODES = 200
-READ_HERE = ("env", "env_args.", "agent.", "sampling.", "rollout.", "inject.", "device", "threads")
+READ_HERE = ("env", "env_args.", "agent.", "sampling.", "rollout.", "vllm.", "inject.", "device", "threads")
 NOT_READ = (
     "sampling.temperature",
     "rollout.groups",
@@ -72,6 +72,9 @@ def evaluate(
     ] = None,
     seed: SeedOption = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Episodes in flight.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="torch|vllm", help="What generates, where a model acts.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write summary.json and trajectories.jsonl there.")
     ] = None,
@@ -87,7 +90,12 @@ def evaluate(
     if timeline and out is None:
         raise RollenvError("--timeline needs a folder to write timeline.json into: say --out DIR")
     plan = _planned(
-        env, [*inject_words(inject), *(settings or [])], config, agent, model, {"rollout.concurrency": concurrency}
+        env,
+        [*inject_words(inject), *(settings or [])],
+        config,
+        agent,
+        model,
+        {"rollout.concurrency": concurrency, "rollout.engine": engine},
     )
     temperature = plan.config.eval.temperature if temperature is None else temperature
     order = _Order(split or plan.spec.eval_split, episodes, samples, temperature, seed or 0, out, timeline)
@@ -243,7 +251,7 @@ def _model_player(
     device = choose_device(config.device, config.threads)
     model, tokenizer = load_model(path)
     chat = ChatFormat(tokenizer)
-    engine = model_engine(model, tokenizer, device, config.rollout, timeline)
+    engine = model_engine(model, tokenizer, device, config.rollout, timeline, config.vllm)
     sampling = sampling_params(config.sampling, chat, order.temperature)
     agent = make_agent(plan.spec, plan.agent_name, plan.agent)
     limits = episode_limits(config.rollout, plan.spec, engine.max_length)

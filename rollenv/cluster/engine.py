@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 
 from rollenv.cluster.runtime import Handle, Runtime, WorkerDied, WorkerSpec
-from rollenv.cluster.weights import Manifest, Publisher, unpacked
+from rollenv.cluster.weights import Manifest, Publisher, Shared, SharedReader, this_machine, unpacked
+from rollenv.inference import optional
 from rollenv.inference.base import Completion, Engine, EngineDead, SamplingParams, made_before, note_made
 
 ABORT_SECONDS = 5.0
@@ -24,6 +26,7 @@ class Facts:
     version: int
     max_length: int | None
     token_budget: int | None
+    machine: str = ""
 
 
 class EngineWorker:
@@ -35,10 +38,12 @@ class EngineWorker:
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._engine = make()
+        self._reader = SharedReader()
 
     def facts(self) -> Facts:
         """Of the engine as it is."""
-        return Facts(self._engine.version, self._engine.max_length, self._engine.token_budget)
+        engine = self._engine
+        return Facts(engine.version, engine.max_length, engine.token_budget, this_machine())
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, session: str) -> Completion:
         """See `Engine.generate`."""
@@ -56,6 +61,23 @@ class EngineWorker:
         """Takes packed weights; returns the version that the engine then has: its confirmation."""
         await self._engine.update_weights(version, unpacked(manifest, buffers))
         return self._engine.version
+
+    async def update_shared(self, version: int, manifest: Manifest, buffers: Shared) -> int:
+        """The same, for weights that a process of this machine has written into shared memory."""
+        await self._engine.update_weights(version, unpacked(manifest, self._reader.read(buffers)))
+        return self._engine.version
+
+    async def check(self) -> None:
+        """See `optional.Checked.check`."""
+        await optional.check(self._engine)
+
+    async def sleep(self) -> None:
+        """See `optional.Sleeping.sleep`."""
+        await optional.sleep(self._engine)
+
+    async def wake(self) -> None:
+        """See `optional.Sleeping.wake`."""
+        await optional.wake(self._engine)
 
     async def close(self) -> None:
         """See `Engine.close`."""
@@ -124,16 +146,33 @@ class RemoteEngine:
 
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Engine.update_weights`."""
+        if self._facts.machine and self._facts.machine == this_machine():
+            await self._share_weights(version, tensors)
+            return
         manifest, buffers = await asyncio.to_thread(self._publisher.publish, version, tensors)
         self._version = await self._call("update_weights", version, manifest, *buffers)
 
+    async def _share_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        with contextlib.ExitStack() as reading:
+            shared = self._publisher.shared(version, tensors)
+            manifest, buffers = await asyncio.to_thread(reading.enter_context, shared)
+            self._version = await self._call("update_shared", version, manifest, buffers)
+
     async def ping(self) -> None:
-        """Returns when the worker answers.
+        """Returns when the worker answers, and its engine is well.
 
         Raises:
             EngineDead: it is gone.
         """
-        await self._call("facts")
+        await self._call("check")
+
+    async def sleep(self) -> None:
+        """See `optional.Sleeping.sleep`."""
+        await self._call("sleep")
+
+    async def wake(self) -> None:
+        """See `optional.Sleeping.wake`."""
+        await self._call("wake")
 
     async def close(self) -> None:
         """Ends the worker, too."""

@@ -1,95 +1,44 @@
-"""Weights on their way between processes: packed into a few large buffers, read where they arrive without a copy.
+"""Weights on their way to workers: each version is written once, however many ask for it.
 
-A buffer is a flat array of bytes, so that what carries it (Ray's object store, shared memory, a socket) needs to know
-nothing of tensors or bf16. A manifest says where each tensor lies.
+To workers of the same machine they go through memory that both map, to others through the runtime's references.
+`rollenv.inference.buckets` packs them.
 
-Invariant: `unpacked(*packed(tensors))` has the names, types, shapes and bits of `tensors`.
+Invariant: a worker that reads shared memory reads one version: what it reads is not written to before it is done.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
+import os
 import threading
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-BUCKET_BYTES = 64 * 2**20
-ALIGNMENT = 64
-"""Bytes: a tensor begins at a multiple, as views of any type need, and vector instructions like."""
+from rollenv.inference.buckets import Manifest, SharedBuffer, SharedReader, fill, layout, packed, unpacked
+
+__all__ = ["Manifest", "Publisher", "Shared", "SharedReader", "packed", "this_machine", "unpacked"]
+
+Shared: TypeAlias = list[tuple[str, int]]
+"""Path and bytes of each shared buffer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor lies: in which buffer, from which byte on."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    bucket: int
-    start: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-Manifest = tuple[Place, ...]
-
-
-def layout(tensors: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> tuple[Manifest, list[int]]:
-    """Where each tensor will lie, and the bytes of each buffer. A tensor larger than a bucket has one to itself."""
-    places: list[Place] = []
-    sizes = [0]
-    for name, tensor in tensors.items():
-        start = -(-sizes[-1] // ALIGNMENT) * ALIGNMENT
-        place = Place(name, tensor.dtype, tuple(tensor.shape), len(sizes) - 1, start)
-        if start and start + place.nbytes > bucket_bytes:
-            sizes.append(0)
-            place = Place(name, tensor.dtype, tuple(tensor.shape), len(sizes) - 1, 0)
-        places.append(place)
-        sizes[-1] = place.start + place.nbytes
-    return tuple(places), sizes
-
-
-def packed(tensors: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> tuple[Manifest, list[NDArray[np.uint8]]]:
-    """Copies tensors of any device into buffers."""
-    manifest, sizes = layout(tensors, bucket_bytes)
-    buffers = [np.empty(size, dtype=np.uint8) for size in sizes]
-    targets = unpacked(manifest, buffers)
-    for name, tensor in tensors.items():
-        targets[name].copy_(tensor)
-    return manifest, buffers
-
-
-def unpacked(manifest: Manifest, buffers: Sequence[NDArray[np.uint8]]) -> dict[str, Tensor]:
-    """The tensors, as views of the buffers: to be read, not written, when the buffers are somebody else's."""
-    flat = [_bytes(buffer) for buffer in buffers]
-    return {place.name: _view(flat[place.bucket], place) for place in manifest}
-
-
-def _view(flat: Tensor, place: Place) -> Tensor:
-    if not place.nbytes:  # nothing lies there, and torch cannot view nothing as another type
-        return torch.empty(place.shape, dtype=place.dtype)
-    return flat[place.start : place.start + place.nbytes].view(place.dtype).view(place.shape)
-
-
-def _bytes(buffer: NDArray[np.uint8]) -> Tensor:
-    with warnings.catch_warnings():
-        # torch knows no read-only tensors and warns of arrays that are. These are only copied from.
-        warnings.filterwarnings("ignore", message=".*not writable")
-        return torch.from_numpy(buffer)
+def this_machine() -> str:
+    """Equal in two processes that can map each other's shared buffers; empty where there are none."""
+    if not hasattr(os, "memfd_create"):
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
+    except OSError:
+        return ""
 
 
 class Publisher:
-    """Puts each version of the weights where workers can reach it, once, however many of them ask.
+    """Puts each version of the weights where workers can reach it, once, however many of them ask at the same time.
 
     Args:
         put: what makes a reference of a buffer (`Runtime.put`).
@@ -101,6 +50,7 @@ class Publisher:
         self._version: int | None = None
         self._source: Mapping[str, Tensor] | None = None
         self._published: tuple[Manifest, list[Any]] = ((), [])
+        self._issue: _Issue | None = None
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> tuple[Manifest, list[Any]]:
         """Manifest and references of the buffers. The same version and mapping as last time is not put again."""
@@ -110,3 +60,40 @@ class Publisher:
                 self._published = manifest, [self._put(buffer) for buffer in buffers]
                 self._version, self._source = version, tensors
             return self._published
+
+    @contextlib.contextmanager
+    def shared(self, version: int, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Manifest, Shared]]:
+        """Manifest and shared buffers, for workers of this machine (`SharedReader`); they hold these tensors as long as
+        the block lasts. The same version and mapping as last time is not written again."""
+        with self._lock:
+            issue = self._issue
+            if issue is None or issue.version != version or issue.source is not tensors:
+                issue = self._issue = _written(version, tensors, issue)
+            issue.readers += 1
+        try:
+            yield issue.manifest, issue.buffers
+        finally:
+            with self._lock:
+                issue.readers -= 1
+
+
+@dataclass(slots=True, eq=False)
+class _Issue:
+    """A version in shared memory, and how many read it."""
+
+    version: int
+    source: Mapping[str, Tensor]
+    manifest: Manifest
+    memory: Sequence[SharedBuffer]
+    buffers: Shared
+    readers: int = 0
+
+
+def _written(version: int, tensors: Mapping[str, Tensor], before: _Issue | None) -> _Issue:
+    """Writes a version, into the memory of the one before unless that is being read."""
+    manifest, sizes = layout(tensors)
+    memory = list(before.memory if before is not None and not before.readers else ())[: len(sizes)]
+    memory += [SharedBuffer() for _ in sizes[len(memory) :]]
+    fill(manifest, [buffer.sized(size) for buffer, size in zip(memory, sizes, strict=True)], tensors)
+    buffers = [(buffer.path, size) for buffer, size in zip(memory, sizes, strict=True)]
+    return _Issue(version, tensors, manifest, memory, buffers)

@@ -15,6 +15,7 @@ from rollenv.config.train import (
     RolloutConfig,
     SamplingConfig,
     TrainConfig,
+    VLLMConfig,
 )
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "ScenarioConfig",
     "ShapeConfig",
     "TrainConfig",
+    "VLLMConfig",
     "load_config",
     "parse_override",
 ]

@@ -107,6 +107,8 @@ class RolloutConfig(Section):
     """Worker processes, where environments run in processes; 0 starts one per core."""
     quarantine_after: int | None = Field(8, ge=1)
     """A task of which so many episodes have failed for good is played no more; none never gives up on a task."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """What generates: the embedded engine, or vLLM, which has settings of its own (`vllm.*`)."""
     replicas: int = Field(1, ge=1)
     """Engines that share the episodes; on CUDA one GPU after another."""
     kv_mib: int = Field(1024, ge=16)
@@ -302,6 +304,22 @@ class HealthConfig(Section):
     """Sign: share of clipped tokens above this."""
 
 
+class VLLMConfig(Section):
+    """The engine, where `rollout.engine` is `vllm`; `rollout.kv_mib` and `rollout.precision` hold for it, too."""
+
+    max_model_len: int | None = Field(None, ge=16)
+    """Tokens of a session at most, prompt and answers together; none takes the model's own bound."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """Share of a GPU's memory for its weights and cache together; none gives the cache `rollout.kv_mib`."""
+    enforce_eager: bool = False
+    """Without CUDA graphs and compilation: ready sooner, slower on a GPU. On a CPU it is always so."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Devices that share a model, with `runtime=local`; on a cluster `devices.per_engine` says it."""
+    stale_kv: Literal["keep", "drop", "recompute"] = "drop"
+    """Keys and values made by old weights: they stay; they stay for completions under way only; or even these read
+    their tokens again."""
+
+
 class OptimConfig(Section):
     """How weights are updated."""
 
@@ -391,7 +409,7 @@ class DevicesConfig(Section):
     per_engine: int = Field(1, ge=1)
     """Devices of one engine (tensor parallel)."""
     share: bool = False
-    """Devices named in both train and generate by turns: engines sleep while they train."""
+    """Devices named in both train and generate by turns: engines that can (vLLM) sleep while they train."""
 
     @model_validator(mode="before")
     @classmethod
@@ -466,6 +484,7 @@ class TrainConfig(Section):
     optim: OptimConfig = OptimConfig()  # type: ignore[call-arg]
     eval: EvalConfig = EvalConfig()  # type: ignore[call-arg]
     checkpoint: CheckpointConfig = CheckpointConfig()  # type: ignore[call-arg]
+    vllm: VLLMConfig = VLLMConfig()  # type: ignore[call-arg]
     health: HealthConfig = HealthConfig()  # type: ignore[call-arg]
     inject: InjectConfig = InjectConfig()  # type: ignore[call-arg]
     devices: DevicesConfig = DevicesConfig()  # type: ignore[call-arg]
@@ -475,4 +494,12 @@ class TrainConfig(Section):
     def _devices_need_workers(self) -> TrainConfig:
         if self.runtime == "local" and self.devices != DevicesConfig.model_validate({}):
             raise ValueError("devices.* say where workers are, and runtime 'local' has none: say runtime=ray")
+        return self
+
+    @model_validator(mode="after")
+    def _devices_of_an_engine(self) -> TrainConfig:
+        if self.runtime == "ray" and self.vllm.tensor_parallel not in (1, self.devices.per_engine):
+            raise ValueError("vllm.tensor_parallel is for runtime 'local': on a cluster say devices.per_engine")
+        if self.devices.per_engine > 1 and self.rollout.engine == "torch":
+            raise ValueError("devices.per_engine above 1 needs an engine that shares a model: say rollout.engine=vllm")
         return self

@@ -1,8 +1,9 @@
 """Engines: token ids in, token ids out.
 
-`TorchEngine` (embedded, torch and transformers' model classes), `ScriptedEngine` (a function, for tests and
-simulations) and `LLMProxy` (many engines as one) keep the same `Engine` protocol. Importing this package loads neither
-torch nor transformers: `TorchEngine` and `EngineStats` are loaded when they are first asked for.
+`TorchEngine` (embedded, torch and transformers' model classes), `VLLMEngine` (vLLM, in a process of its own),
+`ScriptedEngine` (a function, for tests and simulations) and `LLMProxy` (many engines as one) keep the same `Engine`
+protocol. Importing this package loads neither torch nor transformers: `TorchEngine`, `EngineStats` and `VLLMEngine` are
+loaded when they are first asked for, and vLLM when one is made.
 """
 
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from rollenv.inference.simulated import ScriptedEngine
 
 if TYPE_CHECKING:
     from rollenv.inference.torch_engine import EngineStats, TorchEngine
+    from rollenv.inference.vllm_engine import VLLMEngine
 
 __all__ = [
     "Completion",
@@ -37,6 +39,7 @@ __all__ = [
     "SamplingParams",
     "ScriptedEngine",
     "TorchEngine",
+    "VLLMEngine",
 ]
 
 
@@ -45,4 +48,8 @@ def __getattr__(name: str) -> object:
         from rollenv.inference import torch_engine
 
         return getattr(torch_engine, name)
+    if name == "VLLMEngine":
+        from rollenv.inference.vllm_engine import VLLMEngine
+
+        return VLLMEngine
     raise AttributeError(f"module 'rollenv.inference' has no attribute '{name}'")

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "aborted"]
 
+StaleKV = Literal["keep", "drop", "recompute"]
+"""What becomes of keys and values made by old weights when new ones arrive; each engine says what it does."""
+
 
 class EngineError(Exception):
     """The engine failed; the episode that asked is labelled, not rewarded. Another engine may do better."""

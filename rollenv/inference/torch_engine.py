@@ -18,11 +18,10 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from rollenv.errors import did_you_mean
 from rollenv.executor import DaemonThread
 from rollenv.inference.attention import IMPLEMENTATION, Chunk, PackedBatch
 from rollenv.inference.base import (
@@ -32,6 +31,7 @@ from rollenv.inference.base import (
     FinishReason,
     InvalidRequest,
     SamplingParams,
+    StaleKV,
     note_made,
 )
 from rollenv.inference.batching import deal, plan
@@ -39,12 +39,10 @@ from rollenv.inference.cores import one_core_threads, worth_sharing
 from rollenv.inference.fused import fused_runner
 from rollenv.inference.invariance import probe
 from rollenv.inference.kv_cache import KVCache, KVShape
+from rollenv.inference.requests import check_ids, check_not_empty, check_sampling, check_tensors
 from rollenv.inference.runner import ModuleRunner, Runner
 from rollenv.inference.sampling import sample
 from rollenv.inference.sessions import Request, Session, Sessions
-
-StaleKV = Literal["keep", "drop", "recompute"]
-"""What becomes of keys and values made by old weights, see `TorchEngine`."""
 
 
 class TextDecoder(Protocol):
@@ -158,6 +156,7 @@ class TorchEngine:
             self._model
         )
         self._targets: dict[str, torch.Tensor] = self._model.state_dict()
+        self._shapes = {name: tensor.shape for name, tensor in self._targets.items()}
         self._layout, self.exact = self._workers[0].submit(self._probe).result()
         self._cache = KVCache(self._shape, self._default_budget() if kv_budget_bytes is None else kv_budget_bytes)
         self._max_length = min(self._context, self._cache.max_tokens)
@@ -263,22 +262,15 @@ class TorchEngine:
         """Raises when a request cannot be served, before it costs anything."""
         if self._closed:
             raise EngineDead("the engine is closed")
-        if not prompt:
-            raise InvalidRequest("the prompt is empty; give at least one token, such as the beginning-of-text token")
+        check_not_empty(prompt)
         if len(prompt) >= self._max_length:
             what = "the model's context" if self._max_length == self._context else "the KV budget"
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens, but {what} ends at {self._max_length}, completion included; "
                 "shorten the history" + ("" if self._max_length == self._context else " or raise kv_budget_bytes")
             )
-        if min(prompt) < 0 or max(prompt) >= self._vocab:
-            raise InvalidRequest(
-                f"the prompt has token ids outside 0..{self._vocab - 1}; is it the model's own tokenizer?"
-            )
-        if sampling.max_tokens < 1:
-            raise InvalidRequest(f"max_tokens must be at least 1, not {sampling.max_tokens}")
-        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            raise InvalidRequest(f"sampling needs temperature >= 0, 0 < top_p <= 1 and top_k >= 0: {sampling}")
+        check_ids(prompt, self._vocab)
+        check_sampling(sampling)
         if sampling.stop and self._tokenizer is None:
             raise InvalidRequest("stop strings need TorchEngine(model, tokenizer=...); or use stop_token_ids")
         state = self._sessions.get(session)
@@ -308,7 +300,7 @@ class TorchEngine:
         """
         if self._closed:
             raise EngineDead("the engine is closed")
-        self._check_tensors(tensors)
+        check_tensors(tensors, self._shapes)
         self._ensure_loop()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._updates.append(_Update(version, tensors, future))
@@ -522,14 +514,6 @@ class TorchEngine:
             self._sessions.forget(request.session)
 
     # -- weights -------------------------------------------------------------------------------------------------------
-
-    def _check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if name not in self._targets:
-                raise InvalidRequest(f"the model has no weight '{name}'{did_you_mean(name, self._targets)}")
-            if tensor.shape != self._targets[name].shape:
-                shapes = tuple(tensor.shape), tuple(self._targets[name].shape)
-                raise InvalidRequest(f"weight '{name}' has shape {shapes[0]}, the model's is {shapes[1]}")
 
     async def _apply_updates(self) -> None:
         """Loads the weights that wait, between two steps, and deals with what the old ones left in the cache."""

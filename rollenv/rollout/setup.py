@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rollenv.config.train import RolloutConfig, SamplingConfig
+from rollenv.config.train import RolloutConfig, SamplingConfig, VLLMConfig
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
 from rollenv.inference.proxy import LLMProxy
@@ -22,23 +22,42 @@ from rollenv.seeding import TaskOrder, derive_seed
 
 if TYPE_CHECKING:
     from rollenv.inference.torch_engine import TorchEngine
+    from rollenv.inference.vllm_engine import VLLMEngine
 
 
 def model_engine(
-    model: Any, tokenizer: Any, device: str, config: RolloutConfig, timeline: Timeline | None = None
+    model: Any,
+    tokenizer: Any,
+    device: str,
+    config: RolloutConfig,
+    timeline: Timeline | None = None,
+    vllm: VLLMConfig | None = None,
 ) -> Engine:
     """An engine with a copy of `model`, or as many behind a proxy as `config.replicas` says, one GPU after another;
-    each is drawn on `timeline`."""
+    each is drawn on `timeline`. `vllm` are the settings of vLLM, where `config.engine` is that.
+
+    Raises:
+        RollenvError: the engine cannot be had here.
+    """
     draw = timeline.engine if timeline is not None else (lambda engine, name: engine)
     if config.replicas == 1:
-        return draw(torch_engine(model, tokenizer, device, config), "engine")
+        return draw(single_engine(model, tokenizer, device, config, vllm), "engine")
     import torch  # here and below: a simulation needs only the rest of this file
 
     here = torch.cuda.device_count() if device == "cuda" else 0
     devices = [f"cuda:{i % here}" if here else device for i in range(config.replicas)]
-    engines = [draw(torch_engine(model, tokenizer, on, config), f"replica-{i}") for i, on in enumerate(devices)]
+    engines = [draw(single_engine(model, tokenizer, on, config, vllm), f"replica-{i}") for i, on in enumerate(devices)]
     # An episode's own deadline passes first: a slow completion is that episode's misfortune, not its replica's death.
     return LLMProxy(engines, stall_seconds=2 * config.generate_seconds)
+
+
+def single_engine(
+    model: Any, tokenizer: Any, device: str, config: RolloutConfig, vllm: VLLMConfig | None = None
+) -> Engine:
+    """The engine that `config.engine` names, with a copy of `model`."""
+    if config.engine == "vllm":
+        return vllm_engine(model, tokenizer, device, config, vllm or VLLMConfig.model_validate({}))
+    return torch_engine(model, tokenizer, device, config)
 
 
 def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig) -> TorchEngine:
@@ -54,6 +73,30 @@ def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig)
         dtype=torch.bfloat16 if config.precision == "bf16" else None,
         kv_budget_bytes=config.kv_mib * 2**20,
         max_sessions=config.concurrency,
+    )
+
+
+def vllm_engine(
+    model: Any, tokenizer: Any, device: str, config: RolloutConfig, vllm: VLLMConfig, can_sleep: bool = False
+) -> VLLMEngine:
+    """vLLM with a copy of `model`.
+
+    Raises:
+        RollenvError: vLLM is not installed, or does not start.
+    """
+    import torch
+
+    from rollenv.inference.vllm_engine import VLLMEngine
+
+    return VLLMEngine(
+        model,
+        tokenizer=tokenizer,
+        device=device,
+        dtype=torch.bfloat16 if config.precision == "bf16" else None,
+        kv_budget_bytes=config.kv_mib * 2**20,
+        max_batch=config.concurrency,
+        can_sleep=can_sleep,
+        **vllm.model_dump(),
     )
 
 

@@ -21,23 +21,23 @@ def recipes(root: Path) -> Path:
 
 def words(text: str) -> list[str]:
     """The settings in a command line."""
-    return re.findall(r"\b(?:runtime|ray\.\w+|devices\.\w+|rollout\.\w+)=[^\s\\\"$`]+", text)
+    return re.findall(r"\b(?:runtime|ray\.\w+|devices\.\w+|rollout\.\w+|vllm\.\w+)=[^\s\\\"$`]+", text)
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "ray-cluster.sh"])
+@pytest.mark.parametrize("name", ["slurm.sbatch", "ray-cluster.sh", "vllm-cpu.sh"])
 def test_shells_can_read_it(recipes: Path, name: str) -> None:
     bash = shutil.which("bash")
     assert bash is not None
     subprocess.run([bash, "-n", str(recipes / name)], check=True)
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "ray-cluster.sh", "kuberay.yaml", "../cluster.md"])
+@pytest.mark.parametrize("name", ["slurm.sbatch", "ray-cluster.sh", "kuberay.yaml", "../cluster.md", "../inference.md"])
 def test_every_setting_that_it_names_exists(recipes: Path, name: str) -> None:
     text = (recipes / name).read_text()
     found = [word for word in words(text) if not word.startswith("devices.share")]
     assert found or name == "ray-cluster.sh"
     for word in found:
-        load_config(TrainConfig, "webshop", None, ["runtime=ray", word])
+        load_config(TrainConfig, "webshop", None, ["runtime=ray", "rollout.engine=vllm", word])
 
 
 def test_slurm_gives_every_machine_one_task_and_time_to_stop(recipes: Path) -> None:

@@ -128,6 +128,8 @@ MISTAKES = {
     "wrong type": (["steps=many"], r"steps=\"many\": .*integer"),
     "out of range": (["steps=0"], r"steps=0: .*greater than or equal to 1"),
     "negative": (["eta=-1"], r"rollout\.eta=-1"),
+    "a torch engine on two devices": (["runtime=ray", "per_engine=2"], r"say rollout\.engine=vllm"),
+    "tensor parallel on a cluster": (["runtime=ray", "tensor_parallel=2"], r"on a cluster say devices\.per_engine"),
     "no such choice": (["loss=ppo"], r"algo\.loss=\"ppo\": .*'ppo_clip'"),
     "top_p": (["top_p=1.5"], r"sampling\.top_p=1\.5"),
     "needs another": (["aggregation=constant"], r"constant_length"),

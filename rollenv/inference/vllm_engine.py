@@ -1,0 +1,584 @@
+"""vLLM behind the `Engine` protocol: token ids in, token ids out, with the probability and the version of each.
+
+vLLM's engine runs in a process of its own. Its client lives on an event loop of its own as well, so that this engine
+serves any loop, one after another, and is made without one. Weights reach the process through shared memory, bucket by
+bucket, while generation pauses; completions that are under way go on with the new ones. vLLM itself says which version
+of the weights made which token. Sessions share vLLM's prefix cache, which forgets what was not used for longest.
+
+Invariant: a completion's log-probabilities are those of the distribution that its tokens were drawn from, and the
+weights are always those of `version`: an update that fails half-way ends the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import os
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from rollenv.errors import RollenvError
+from rollenv.executor import LoopThread
+from rollenv.inference.base import (
+    Completion,
+    EngineDead,
+    EngineError,
+    FinishReason,
+    InvalidRequest,
+    SamplingParams,
+    StaleKV,
+    note_made,
+)
+from rollenv.inference.buckets import BUCKET_BYTES, SharedBuffer, bucket_of, fill, layout
+from rollenv.inference.requests import check_ids, check_not_empty, check_sampling, check_tensors
+from rollenv.inference.vllm_worker import to_wire
+
+T = TypeVar("T")
+
+SEED_MASK = (1 << 63) - 1
+"""vLLM takes seeds of 63 bits (and -1 for none)."""
+
+ABORT_SECONDS = 5.0
+"""How long a cancelled caller waits to hear what had been made by then."""
+
+CPU_BLOCK = 32
+"""Tokens of a block of the prefix cache on a CPU; vLLM's own choice there, 128, finds less of short turns again."""
+
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+"""Environment of vLLM where it is not set already. A fork of a process in which torch has computed may hang."""
+
+ON_CPU = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and trainer share the cores
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its process computes itself, rather than in one more process
+    "TORCH_COMPILE_DISABLE": "1",  # what is compiled needs a compiler and a minute, and gains nothing
+}
+"""The same, on a CPU."""
+
+_REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMStats:
+    """Counters since the engine was built and its state now.
+
+    Attributes:
+        prefilled_tokens: prompt tokens computed, of completions that have ended.
+        reused_tokens: prompt tokens of theirs that were found in the cache.
+        decoded_tokens: tokens of theirs that were sampled.
+        updates: weight updates that came through.
+        running: completions that were asked for and have not ended.
+    """
+
+    prefilled_tokens: int
+    reused_tokens: int
+    decoded_tokens: int
+    updates: int
+    running: int
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A caller of `generate`; `queue` is vLLM's, once it has the request."""
+
+    name: str
+    aborted: bool = False
+    queue: Any = None
+    task: asyncio.Task[Any] | None = None
+
+
+class VLLMEngine:
+    """Generates with vLLM, in a process that it starts.
+
+    Args:
+        model: a transformers model of an architecture that vLLM has. Its config and its weights are taken over when the
+            engine is made; afterwards weights reach it by `update_weights` alone.
+        tokenizer: a `transformers` tokenizer; only needed for stop strings.
+        max_batch: completions that run at the same time; more are queued.
+        kv_budget_bytes: memory for the prefix cache; where `gpu_memory_utilization` is given, that decides.
+        dtype: of weights and cache; default: as the model is.
+        device: `cpu`, `cuda` or `cuda:1`, which has to be what this vLLM is built for; default: where the model is.
+        stale_kv: what becomes of keys and values made by old weights when new ones arrive.
+            "drop" (default): a completion that was asked for before keeps them to its end; those that come later
+            compute their whole prompt. "keep": they stay. "recompute": completions under way, too, read their tokens
+            again with the new weights before their next token.
+        max_model_len: bound on the tokens of a session; default: the model's own context.
+        gpu_memory_utilization: share of the device's memory for model and cache together.
+        enforce_eager: without CUDA graphs and compilation: ready sooner, slower on a GPU. A CPU always is.
+        tensor_parallel: devices that share the model.
+        can_sleep: whether `sleep` gives a GPU's memory back; on a CPU it only empties the cache.
+        version: of the model's present weights.
+
+    Attributes:
+        pids: the processes that hold the model.
+
+    Raises:
+        RollenvError: vLLM is not installed, or does not start with this model and these settings.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Any = None,
+        max_batch: int = 256,
+        kv_budget_bytes: int = 1 << 30,
+        dtype: torch.dtype | None = None,
+        device: str | None = None,
+        stale_kv: StaleKV = "drop",
+        max_model_len: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        enforce_eager: bool = False,
+        tensor_parallel: int = 1,
+        can_sleep: bool = False,
+        version: int = 0,
+    ) -> None:
+        parameter = next(model.parameters())
+        device = str(parameter.device) if device is None else device
+        arguments = {
+            "dtype": str(parameter.dtype if dtype is None else dtype).removeprefix("torch."),
+            "max_num_seqs": max_batch,
+            "max_model_len": max_model_len,
+            "enforce_eager": enforce_eager or device == "cpu",
+            "tensor_parallel_size": tensor_parallel,
+            "distributed_executor_backend": "uni" if tensor_parallel == 1 else "mp",
+            "enable_sleep_mode": can_sleep and device != "cpu",
+        }
+        if gpu_memory_utilization is None:
+            arguments["kv_cache_memory_bytes"] = kv_budget_bytes
+        else:
+            arguments["gpu_memory_utilization"] = gpu_memory_utilization
+        if device == "cpu":
+            arguments["block_size"] = CPU_BLOCK
+        self._stale_kv, self._version, self._can_sleep = stale_kv, version, can_sleep and device != "cpu"
+        self._can_stop_at_text = tokenizer is not None
+        self._vocab = int(model.get_input_embeddings().weight.shape[0])
+        self._names, self._shapes = _names_of(model)
+        self._numbers = itertools.count()
+        self._calls: dict[str, _Call] = {}
+        self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "updates": 0}
+        self._dead = ""
+        self._asleep = False
+        self._changing = asyncio.Lock()
+        self._llm: Any = None
+        self._buffers = SharedBuffer(), SharedBuffer()
+        # The process watches the reading end of this pipe: nobody writes, and it ends when nobody could any more.
+        self._watched = os.pipe2(os.O_CLOEXEC)
+        self._folder = tempfile.TemporaryDirectory(prefix="rollenv-vllm-")
+        self._thread = LoopThread("rollenv-vllm")
+        try:
+            _write_model(model, tokenizer, Path(self._folder.name))
+            self._llm = _started(self._thread, self._folder.name, tokenizer is not None, device, arguments)
+            self._thread.submit(self._begin(model.state_dict())).result()
+        except BaseException:
+            self._free()
+            raise
+
+    async def _begin(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Gives the process its first weights, and somebody to end with."""
+        pipe = f"/proc/{os.getpid()}/fd/{self._watched[0]}"
+        self.pids: list[int] = await self._llm.collective_rpc("rollenv_end_with", args=(pipe,))
+        await self._load(self._named(tensors))
+        await self._llm.update_weight_version(str(self._version))
+
+    # -- what it says of itself ----------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that would make the next token."""
+        return self._version
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens, prompt and completion together, that a session can have."""
+        return int(self._llm.model_config.max_model_len)
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that the cache holds, in whole blocks."""
+        cache = self._llm.vllm_config.cache_config
+        return int(cache.num_gpu_blocks) * int(cache.block_size)
+
+    def stats(self) -> VLLMStats:
+        """Counters and state now."""
+        counts = self._counts
+        return VLLMStats(counts["prefilled"], counts["reused"], counts["decoded"], counts["updates"], len(self._calls))
+
+    @property
+    def folder(self) -> str:
+        """Where vLLM read the model's config; gone when the engine is closed."""
+        return self._folder.name
+
+    async def check(self) -> None:
+        """See `rollenv.inference.optional.Checked.check`."""
+        self._ensure_alive()
+        await self._there(self._llm.check_health())
+
+    # -- completions ---------------------------------------------------------------------------------------------------
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str) -> Completion:
+        """Continues `prompt_ids` (the whole prompt; what the prefix cache already holds is not computed again).
+
+        A completion that reaches `max_length` ends there with `length`. A cancelled caller aborts its session.
+
+        Raises:
+            InvalidRequest: the prompt is too long or no token ids, the sampling makes no sense, the session is already
+                generating, or stop strings were given without a tokenizer.
+            EngineDead: the engine is closed, or its process has died.
+            EngineError: vLLM failed.
+        """
+        prompt = list(prompt_ids)
+        self._refuse(prompt, sampling, session)
+        call = self._calls[session] = _Call(f"{session}#{next(self._numbers)}")
+        work = asyncio.wrap_future(self._thread.submit(self._complete(call, prompt, sampling)))
+        try:
+            completion = await asyncio.shield(work)
+        except asyncio.CancelledError as error:
+            with contextlib.suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(ABORT_SECONDS):
+                    await self._there(self._abort(call))
+                    note_made(error, await work)
+            work.cancel()
+            raise
+        finally:
+            if self._calls.get(session) is call:
+                del self._calls[session]
+        return completion
+
+    def _refuse(self, prompt: Sequence[int], sampling: SamplingParams, session: str) -> None:
+        """Raises when a request cannot be served, before it costs anything."""
+        self._ensure_alive()
+        check_not_empty(prompt)
+        check_ids(prompt, self._vocab)
+        check_sampling(sampling)
+        if len(prompt) >= self.max_length:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens, but the engine's context ends at {self.max_length}, completion "
+                "included; shorten the history"
+            )
+        if sampling.stop and not self._can_stop_at_text:
+            raise InvalidRequest("stop strings need VLLMEngine(model, tokenizer=...); or use stop_token_ids")
+        if session in self._calls:
+            raise InvalidRequest(f"session '{session}' is already generating; one completion at a time per session")
+
+    async def _complete(self, call: _Call, prompt: list[int], sampling: SamplingParams) -> Completion:
+        """On the engine's loop: hands the request to vLLM and waits for its end."""
+        from vllm.inputs.engine import tokens_input
+
+        call.task = asyncio.current_task()
+        salt = None if self._stale_kv == "keep" else str(self._version)
+        parameters = _parameters(sampling, min(sampling.max_tokens, self.max_length - len(prompt)))
+        try:
+            call.queue = await self._llm.add_request(call.name, tokens_input(prompt, cache_salt=salt), parameters)
+            if call.aborted:
+                await self._abort(call)
+            output = await call.queue.get()
+        except asyncio.CancelledError:
+            await self._abort(call)
+            raise
+        except Exception as error:
+            raise _translated(error) from error
+        return self._booked(output)
+
+    def _booked(self, output: Any) -> Completion:
+        """The completion that vLLM has made, and its counts."""
+        made = output.outputs[0]
+        if made.finish_reason not in _REASONS:
+            raise EngineError(f"vLLM ended a completion with '{made.finish_reason}'")
+        ids = list(made.token_ids)
+        versions = [int(span.version) for span in made.weight_versions or () for _ in range(span.start, span.end)]
+        reused = int(output.num_cached_tokens or 0)
+        self._counts["reused"] += reused
+        self._counts["prefilled"] += len(output.prompt_token_ids) - reused if ids else 0
+        self._counts["decoded"] += len(ids)
+        return Completion(ids, list(made.logprobs.logprobs), versions, _REASONS[made.finish_reason])
+
+    async def abort(self, session: str) -> None:
+        """Ends what the session is generating; its `generate` returns with `aborted`."""
+        if (call := self._calls.get(session)) is not None:
+            await self._there(self._abort(call))
+
+    async def release(self, session: str) -> None:
+        """The session will not come back. Its cache is forgotten when others need the room."""
+        await self.abort(session)
+
+    async def _abort(self, call: _Call) -> None:
+        call.aborted = True
+        if call.queue is not None:
+            await self._llm.abort(call.queue.request_id, internal=True)
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replaces the weights while generation pauses; running completions continue with the new ones.
+
+        `tensors` are named as in `model.state_dict()`, all of them; of tied weights one name is enough. They are copied
+        before this returns. `stale_kv` says what becomes of cached keys and values. A sleeping engine wakes.
+
+        Raises:
+            InvalidRequest: an unknown name, a wrong shape, or a name that is missing; nothing is changed then.
+            EngineDead: the engine is closed, or its process has died.
+            EngineError: loading failed half-way: this engine has ended.
+        """
+        self._ensure_alive()
+        named = self._named(tensors)
+        await asyncio.shield(self._there(self._update(version, named)))
+
+    def _named(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors under the names that vLLM loads; raises InvalidRequest when they are not the model's."""
+        check_tensors(tensors, self._shapes)
+        named = {self._names[name]: tensor for name, tensor in tensors.items()}
+        for name in self._names.values():
+            if name not in named:
+                raise InvalidRequest(f"weight '{name}' is missing: vLLM puts layers together, so it needs all of them")
+        return named
+
+    async def _update(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        async with self._changing:
+            await self._pause()
+            try:
+                await self._load(tensors)
+                await self._llm.update_weight_version(str(version))
+            except Exception as error:
+                await self._end(f"an update failed half-way: {error}")
+                raise
+            self._version = version
+            self._counts["updates"] += 1
+            await self._go_on()
+
+    async def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Sends the tensors through two shared buffers in turn: one is filled while the other is loaded."""
+        manifest, sizes = layout(tensors, BUCKET_BYTES)
+        sent: asyncio.Future[Any] | None = None
+        for i, size in enumerate(sizes):
+            part, buffer = bucket_of(manifest, i), self._buffers[i % 2]
+            await asyncio.to_thread(fill, part, [buffer.sized(size)], tensors)
+            if sent is not None:
+                await sent
+            arguments = (buffer.path, size, to_wire(part), i == 0, i == len(sizes) - 1)
+            sent = asyncio.ensure_future(self._llm.collective_rpc("rollenv_load", args=arguments))
+        assert sent is not None
+        await sent
+
+    # -- sleep ---------------------------------------------------------------------------------------------------------
+
+    async def sleep(self) -> None:
+        """See `rollenv.inference.optional.Sleeping.sleep`."""
+        self._ensure_alive()
+        await asyncio.shield(self._there(self._fall_asleep()))
+
+    async def wake(self) -> None:
+        """See `rollenv.inference.optional.Sleeping.wake`."""
+        self._ensure_alive()
+        await asyncio.shield(self._there(self._wake_up()))
+
+    async def _fall_asleep(self) -> None:
+        async with self._changing:
+            if self._can_sleep:
+                await self._llm.sleep(level=1, mode="keep")
+            else:
+                await self._llm.pause_generation(mode="keep", clear_cache=True)
+            self._asleep = True
+
+    async def _wake_up(self) -> None:
+        async with self._changing:
+            if self._asleep:
+                await self._go_on()
+
+    async def _pause(self) -> None:
+        """Stops between two steps. A sleeping engine has stopped, but may need its memory."""
+        if not self._asleep:
+            await self._llm.pause_generation(mode="keep", clear_cache=self._stale_kv == "recompute")
+        elif self._can_sleep:
+            await self._llm.wake_up()
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def _go_on(self) -> None:
+        if self._asleep and self._can_sleep:
+            await self._llm.wake_up()
+        await self._llm.resume_generation()
+        self._asleep = False
+
+    # -- its end -------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Ends all work (running completions return with `aborted`) and the process."""
+        if self._dead == "the engine is closed":
+            return
+        with contextlib.suppress(EngineError):
+            await self._there(self._end("the engine is closed"))
+        await asyncio.to_thread(self._free)
+
+    async def _end(self, why: str) -> None:
+        """Serves nothing any more; what runs returns with what there is."""
+        self._dead = why
+        calls = list(self._calls.values())
+        for call in calls:
+            with contextlib.suppress(Exception):  # a dead process aborts nothing
+                await self._abort(call)
+        if tasks := [call.task for call in calls if call.task is not None]:
+            await asyncio.wait(tasks, timeout=ABORT_SECONDS)
+
+    def _free(self) -> None:
+        if self._llm is not None:
+            self._llm.shutdown(timeout=0)
+        self._thread.stop()
+        for buffer in self._buffers:
+            buffer.close()
+        for end in self._watched:
+            os.close(end)
+        self._folder.cleanup()
+
+    def _ensure_alive(self) -> None:
+        if self._dead:
+            raise EngineDead(self._dead)
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` on the engine's own loop."""
+
+        async def translated() -> T:
+            try:
+                return await work
+            except EngineError:
+                raise
+            except Exception as error:
+                raise _translated(error) from error
+
+        try:
+            future: Future[T] = self._thread.submit(translated())
+        except RuntimeError as error:
+            work.close()
+            raise EngineDead("the engine is closed") from error
+        return await asyncio.wrap_future(future)
+
+
+# -- to and from vLLM ------------------------------------------------------------------------------------------------
+
+
+def _parameters(sampling: SamplingParams, limit: int) -> Any:
+    """vLLM's sampling parameters: nothing ends a completion but what `sampling` says."""
+    from vllm import SamplingParams as Parameters
+    from vllm.sampling_params import RequestOutputKind
+
+    return Parameters(
+        max_tokens=limit,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed & SEED_MASK,
+        stop_token_ids=list(sampling.stop_token_ids),
+        stop=list(sampling.stop),
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _translated(error: Exception) -> EngineError:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    if isinstance(error, EngineDeadError):
+        return EngineDead("vLLM's process has died")
+    cause = error.__cause__ or error
+    return EngineError(f"vLLM failed: {type(cause).__name__}: {cause!s:.300}")
+
+
+def _names_of(model: Any) -> tuple[dict[str, str], dict[str, Sequence[int]]]:
+    """The name under which vLLM loads each weight (the first one, of tied weights), and the shape of each."""
+    first: dict[tuple[int, ...], str] = {}
+    names, shapes = {}, {}
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), *tensor.shape) if tensor.numel() else (id(tensor),)
+        names[name], shapes[name] = first.setdefault(place, name), tensor.shape
+    return names, shapes
+
+
+def _write_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """What vLLM reads of a model but its weights."""
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = None  # an engine's or a trainer's own is not the model's
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def _started(thread: LoopThread, folder: str, with_tokenizer: bool, device: str, arguments: Mapping[str, Any]) -> Any:
+    """vLLM's client, with its process.
+
+    Raises:
+        RollenvError: it is not installed, or does not start.
+    """
+    with _starting, _environment(device):
+        return _start(thread, folder, with_tokenizer, device, arguments)
+
+
+def _start(thread: LoopThread, folder: str, with_tokenizer: bool, device: str, arguments: Mapping[str, Any]) -> Any:
+    try:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as error:
+        raise RollenvError(
+            f"engine 'vllm' cannot be loaded ({error}): pip install 'rollenv[vllm]' where there is a GPU, see "
+            "docs/inference.md for a CPU, or say rollout.engine=torch"
+        ) from error
+    if current_platform.is_cpu() != (device == "cpu"):
+        built = "a CPU" if current_platform.is_cpu() else "GPUs"
+        raise RollenvError(f"this vLLM is built for {built}, and the device is '{device}': say another device=...")
+
+    async def start() -> Any:
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=folder,
+                load_format="dummy",  # the weights come with the first update
+                skip_tokenizer_init=not with_tokenizer,
+                generation_config="vllm",
+                logprobs_mode="processed_logprobs",
+                enable_prefix_caching=True,
+                worker_extension_cls="rollenv.inference.vllm_worker.WorkerExtension",
+                disable_log_stats=True,
+                **arguments,
+            )
+        )
+
+    try:
+        return thread.submit(start()).result()
+    except Exception as error:
+        raise RollenvError(f"vLLM does not start with this model and these settings: {_first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _environment(device: str) -> Iterator[None]:
+    """The environment of the processes that are started inside. vLLM changes it on its own, too (libraries that are to
+    be loaded first, ...): whatever else this process starts later shall not have it."""
+    before = dict(os.environ)
+    for name, value in {**QUIET, **(ON_CPU if device == "cpu" else {})}.items():
+        os.environ.setdefault(name, value)
+    _, colon, index = device.partition(":")
+    if colon:
+        seen = before.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[int(index)] if seen else index
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{(lines or [type(error).__name__])[0]:.300}"
