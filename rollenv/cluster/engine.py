@@ -11,6 +11,7 @@ import torch
 
 from rollenv.cluster.runtime import Handle, Runtime, WorkerDied, WorkerSpec
 from rollenv.cluster.weights import Manifest, Publisher, unpacked
+from rollenv.inference import optional
 from rollenv.inference.base import Completion, Engine, EngineDead, SamplingParams, made_before, note_made
 
 ABORT_SECONDS = 5.0
@@ -56,6 +57,14 @@ class EngineWorker:
         """Takes packed weights; returns the version that the engine then has: its confirmation."""
         await self._engine.update_weights(version, unpacked(manifest, buffers))
         return self._engine.version
+
+    async def sleep(self) -> None:
+        """See `optional.Sleeping.sleep`."""
+        await optional.sleep(self._engine)
+
+    async def wake(self) -> None:
+        """See `optional.Sleeping.wake`."""
+        await optional.wake(self._engine)
 
     async def close(self) -> None:
         """See `Engine.close`."""
@@ -134,6 +143,14 @@ class RemoteEngine:
             EngineDead: it is gone.
         """
         await self._call("facts")
+
+    async def sleep(self) -> None:
+        """See `optional.Sleeping.sleep`."""
+        await self._call("sleep")
+
+    async def wake(self) -> None:
+        """See `optional.Sleeping.wake`."""
+        await self._call("wake")
 
     async def close(self) -> None:
         """Ends the worker, too."""

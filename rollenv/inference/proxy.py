@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollenv.errors import did_you_mean
+from rollenv.inference import optional
 from rollenv.inference.base import Completion, Engine, EngineDead, EngineError, InvalidRequest, SamplingParams
 from rollenv.inference.replica import Replica
 from rollenv.inference.routing import Request, Router, RoutingStats
@@ -201,6 +202,16 @@ class LLMProxy:
         self._ensure_open()
         await asyncio.shield(self._spawn(self._update(version, tensors)))
 
+    async def sleep(self) -> None:
+        """Sends every replica to sleep that can. One that fails to is declared dead."""
+        self._ensure_open()
+        await asyncio.gather(*(self._tell(replica, optional.sleep) for replica in list(self._replicas.values())))
+
+    async def wake(self) -> None:
+        """Wakes them again."""
+        self._ensure_open()
+        await asyncio.gather(*(self._tell(replica, optional.wake) for replica in list(self._replicas.values())))
+
     async def close(self) -> None:
         """Ends all work (completions return with `aborted`) and closes the engines of all replicas."""
         if self._closed:
@@ -350,7 +361,7 @@ class LLMProxy:
             await asyncio.wait([job.over])
 
     async def _tell(self, replica: Replica, tell: Callable[[Engine], Awaitable[None]]) -> None:
-        """Has a replica free a session's cache; one that cannot do even that is dead."""
+        """Has a replica do something that it cannot but do; one that fails is dead."""
         try:
             with replica.control():
                 await tell(replica.engine)
@@ -372,7 +383,7 @@ class LLMProxy:
             if not any(self._is_here(replica) for replica in replicas):
                 raise EngineDead(f"no replica is left that could take the weights of version {version}")
             # A copy, because the caller's tensors may change as soon as this returns.
-            self._weights = (self._weights or {}) | await asyncio.to_thread(_copy, tensors)
+            self._weights = (self._weights or {}) | await asyncio.to_thread(_copy, tensors, self._weights or {})
             self._version = version
 
     async def _give_weights(
@@ -538,8 +549,15 @@ async def _close(engine: Engine) -> None:
         await engine.close()
 
 
-def _copy(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+def _copy(tensors: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies in host memory, in the place of old ones where there are any: new memory costs more than copying."""
+    return {name: _into(old.get(name), tensor.detach()) for name, tensor in tensors.items()}
+
+
+def _into(place: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
+    if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
+        return tensor.to("cpu", copy=True)
+    return place.copy_(tensor)
 
 
 def _sentence(error: BaseException) -> str:

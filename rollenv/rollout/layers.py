@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rollenv.inference import optional
 from rollenv.inference.base import Completion, Engine, SamplingParams
 from rollenv.rollout.episode import EpisodeEnv, EpisodeRequest
 from rollenv.trajectory import Trajectory
@@ -87,6 +88,15 @@ class EngineLayer:
 
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         await self.inner.update_weights(version, tensors)
+
+    async def check(self) -> None:
+        await optional.check(self.inner)
+
+    async def sleep(self) -> None:
+        await optional.sleep(self.inner)
+
+    async def wake(self) -> None:
+        await optional.wake(self.inner)
 
     async def close(self) -> None:
         await self.inner.close()
