@@ -31,7 +31,7 @@ def in_ranks(size: int, function: Callable[[], Any]) -> list[Any]:
         for process in processes:
             process.start()
         for process in processes:
-            process.join(280)
+            process.join(1500)
             if process.is_alive():
                 process.kill()
         assert [process.exitcode for process in processes] == [0] * size

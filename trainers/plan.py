@@ -10,17 +10,18 @@ gradient of an update is the same sum, whatever the number of ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rollenv.config.train import AlgoConfig, OptimConfig
 from rollenv.rollout.groups import Group
 from rollenv.trainers import credit
 from rollenv.trainers.algorithms.aggregation import token_weights
-from rollenv.trainers.data import Sample, samples_of, train_tokens
+from rollenv.trainers.data import Sample, TrainTokens, samples_of, train_tokens
 from rollenv.trainers.minibatch import Content, MicroBatch, Part, planned_micros, sizes
 from rollenv.trainers.parallel import deal
 from rollenv.trajectory import Trajectory, Turn
@@ -68,8 +69,24 @@ def divided(plan: Plan, ranks: int) -> tuple[Plan, list[Shard]]:
         Shard.of([micro.content for micro in micros if micro.rank == rank and micro.content is not None])
         for rank in range(ranks)
     ]
-    bare = [[replace(part, micros=[replace(m, content=None) for m in part.micros]) for part in parts] for parts in plan]
-    return bare, shards
+    return [[_light(part) for part in parts] for parts in plan], shards
+
+
+def _light(part: Part) -> Part:
+    """A part without the content of its micro-batches, and without what follows from the rest."""
+    nothing = part.weights_N[:0]
+    micros = [replace(m, content=None, places_N=m.places_N.int(), weights_N=nothing) for m in part.micros]
+    tokens = TrainTokens(*(_narrow(getattr(part.tokens, f.name)) for f in fields(TrainTokens)))
+    tokens.rows_N = nothing  # a place in a row, which each micro-batch has for itself
+    return replace(part, tokens=tokens, micros=micros)
+
+
+def _narrow(tensor: Tensor) -> Tensor:
+    return tensor.int() if tensor.dtype == torch.long else tensor
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.long() if tensor.dtype == torch.int else tensor
 
 
 def united(plan: Plan, shard: Shard, rank: int) -> Plan:
@@ -77,10 +94,16 @@ def united(plan: Plan, shard: Shard, rank: int) -> Plan:
     is.)"""
     contents = iter(shard.contents())
 
-    def own(micro: MicroBatch) -> MicroBatch:
-        return replace(micro, content=next(contents) if micro.rank == rank else None)
+    def micro_of(part: Part, micro: MicroBatch) -> MicroBatch:
+        places_N, content = micro.places_N.long(), next(contents) if micro.rank == rank else None
+        return replace(micro, content=content, places_N=places_N, weights_N=part.weights_N[places_N])
 
-    return [[replace(part, micros=[own(micro) for micro in part.micros]) for part in parts] for parts in plan]
+    def part_of(part: Part) -> Part:
+        tokens = TrainTokens(*(_wide(getattr(part.tokens, f.name)) for f in fields(TrainTokens)))
+        tokens.rows_N = torch.zeros_like(tokens.targets_N)
+        return replace(part, tokens=tokens, micros=[micro_of(part, micro) for micro in part.micros])
+
+    return [[part_of(part) for part in parts] for parts in plan]
 
 
 class Planner:

@@ -533,7 +533,7 @@ class TrainConfig(Section):
     health: HealthConfig = HealthConfig()  # type: ignore[call-arg]
     inject: InjectConfig = InjectConfig()  # type: ignore[call-arg]
     lora: LoraConfig = LoraConfig()  # type: ignore[call-arg]
-    strategy: StrategyConfig = StrategyConfig()  # type: ignore[call-arg]
+    strategy: StrategyConfig = StrategyConfig()
     devices: DevicesConfig = DevicesConfig()  # type: ignore[call-arg]
     ray: RayConfig = RayConfig()  # type: ignore[call-arg]
 

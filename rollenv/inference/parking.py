@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Iterable
 from typing import IO, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 Where = Literal["host", "disk"]
 
@@ -25,7 +27,8 @@ class Parked:
 
     def __init__(self, tensors: Iterable[torch.Tensor], to: Where) -> None:
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
-        wanted = [s for s in storages.values() if s.nbytes() and (to == "disk" or s.device.type != "cpu")]
+        free = [s for s in storages.values() if s.nbytes() and s.resizable()]
+        wanted = [s for s in free if to == "disk" or s.device.type != "cpu"]
         self.nbytes = sum(storage.nbytes() for storage in wanted)
         """Bytes that are free meanwhile."""
         self._sizes = [storage.nbytes() for storage in wanted]
@@ -34,7 +37,7 @@ class Parked:
         if to == "disk" and wanted:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this does
             for storage in wanted:
-                self._file.write(_bytes(storage.cpu()).numpy().data)
+                self._file.write(_bytes(storage).data)
         else:
             self._copies = [storage.cpu() for storage in wanted]
         for storage in wanted:
@@ -55,5 +58,8 @@ class Parked:
         self._storages, self._copies = [], []
 
 
-def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+def _bytes(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
+    # A copy, also on the CPU: a storage that numpy has looked at cannot be resized any more.
+    copied = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+    array: NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8).set_(copied).numpy()
+    return array

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(1800)]
 
 from batches import algo, make_groups, optim  # noqa: E402
 from runs import assert_equal_runs, config, train, weights  # noqa: E402

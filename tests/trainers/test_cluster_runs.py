@@ -23,7 +23,7 @@ from rollenv.trainers.parts import cluster_parts, planned  # noqa: E402
 from rollenv.trainers.run import TrainRun  # noqa: E402
 from rollenv.trainers.world import algorithms  # noqa: E402
 
-pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(1800)]
 
 
 def on_ray(out: Path, **settings: Any) -> TrainConfig:

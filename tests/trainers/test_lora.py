@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
-pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(1800)]
 
 import toys  # noqa: E402
 from batches import algo, make_groups, optim  # noqa: E402

@@ -42,5 +42,5 @@ def test_optimizer_state_and_gradients_are_free_between_steps_and_nothing_change
 
 
 def test_a_disk_for_devices_that_nobody_shares_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"devices\.offload=disk is for devices that take turns"):
+    with pytest.raises(ValueError, match=r"devices\.offload=disk is for devices that train"):
         DevicesConfig.model_validate({"policy": "0", "rollout": "1", "offload": "disk"})

@@ -36,7 +36,7 @@ def long_groups(n: int, seed: int = 0) -> list[Group]:
     for index in range(n):
         trajectories = [episode(draw, index, sample, draw.random(), False) for sample in range(4)]
         for turn in (turn for t in trajectories for turn in t.turns):
-            turn.prompt_ids = [draw.randrange(4, 280) for _ in range(draw.randint(20, 200))]
+            turn.prompt_ids = [draw.randrange(4, 280) for _ in range(draw.randint(100, 500))]
             turn.observation = " ".join(map(str, turn.prompt_ids))
         groups.append(Group(GroupRequest(index, f"t{index}", 4, 0), trajectories))
     return groups
@@ -55,7 +55,7 @@ def tokens_of(plan: Plan) -> list[tuple[int, list[list[int]], list[list[int]]]]:
 @settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(1, 12), st.integers(0, 3))
 def test_every_micro_batch_travels_to_one_rank(ranks: int, n: int, seed: int) -> None:
-    planner = Planner(algo(), optim(microbatch_tokens=300, minibatches=2))
+    planner = Planner(algo(), optim(microbatch_tokens=1500, minibatches=2))
     plan = planner.plan(long_groups(n, seed), ranks, ranks)
     bare, shards = divided(plan, ranks)
     assert tokens_of(bare) == []
@@ -67,7 +67,7 @@ def test_every_micro_batch_travels_to_one_rank(ranks: int, n: int, seed: int) ->
 
 def test_a_rank_gets_its_share_and_no_text() -> None:
     groups, ranks = long_groups(16), 4
-    bare, shards = divided(Planner(algo(), optim(microbatch_tokens=600)).plan(groups, ranks, ranks), ranks)
+    bare, shards = divided(Planner(algo(), optim(microbatch_tokens=8192)).plan(groups, ranks, ranks), ranks)
     whole, common = len(pickle.dumps(groups)), len(pickle.dumps(bare))
     mine = [len(pickle.dumps(shard)) for shard in shards]
     read = [len(shard.ids) for shard in shards]
@@ -90,7 +90,7 @@ def test_a_step_on_what_arrived_is_the_step_on_the_batch(name: str) -> None:
 
 def test_padding_is_counted_and_small() -> None:
     """In attention alone, where segments of similar length lie side by side."""
-    trainer = PolicyTrainer(toys.policy(context=2048), algo(entropy_coef=0.01), optim(microbatch_tokens=4096), 1)
+    trainer = PolicyTrainer(toys.policy(context=4096), algo(entropy_coef=0.01), optim(microbatch_tokens=8192), 1)
     share = trainer.step(long_groups(12))["padding_share"]
     assert 0 < share <= 0.05
 
