@@ -33,6 +33,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "check_env",
+    "connect",
     "make",
     "make_vec",
     "register",
@@ -42,9 +43,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # check_env is loaded when it is first asked for: importing rollenv stays light.
+    # These are loaded when they are first asked for: importing rollenv stays light.
     if name == "check_env":
         from rollenv.conformance import check_env
 
         return check_env
+    if name == "connect":
+        from rollenv.server.client import connect
+
+        return connect
     raise AttributeError(f"module 'rollenv' has no attribute '{name}'")

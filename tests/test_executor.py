@@ -1,7 +1,8 @@
-"""DaemonThread: in order, failures delivered, never in the way of the interpreter's end."""
+"""DaemonThread and LoopThread: in order, failures delivered, never in the way of the interpreter's end."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from rollenv.executor import DaemonThread
+from rollenv.executor import DaemonThread, LoopThread
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_result_is_not_kept_alive_by_the_waiting_thread(thread: DaemonThread) 
 def test_a_hung_call_does_not_keep_the_interpreter_alive() -> None:
     code = """
 import threading
-from rollenv.executor import DaemonThread
+from rollenv.executor import DaemonThread, LoopThread
 
 begun = threading.Event()
 def hang():
@@ -105,3 +106,39 @@ print("end of main")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "end of main\n"), done.stderr
+
+
+def test_a_loop_serves_other_threads_side_by_side_and_refuses_once_it_is_stopped() -> None:
+    thread = LoopThread("loop")
+    meeting = asyncio.Event()
+
+    async def wait() -> str:
+        await meeting.wait()
+        return threading.current_thread().name
+
+    async def let_go() -> None:
+        meeting.set()
+
+    waiting = [thread.submit(wait()) for _ in range(3)]
+    thread.submit(let_go()).result(60)
+    assert [future.result(60) for future in waiting] == ["loop"] * 3
+    thread.stop()
+    thread.stop()
+    with pytest.raises(RuntimeError, match="was stopped"):
+        thread.submit(let_go())
+
+
+def test_who_cancels_the_future_cancels_the_work() -> None:
+    thread, ended = LoopThread("loop"), threading.Event()
+
+    async def for_ever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    future = thread.submit(for_ever())
+    thread.submit(asyncio.sleep(0)).result(60)
+    future.cancel()
+    assert ended.wait(60)
+    thread.stop()

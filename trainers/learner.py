@@ -46,6 +46,10 @@ class Learner(Protocol):
         """How the policy is talked to."""
         ...
 
+    async def ensure_stays(self) -> None:
+        """Raises LearnerDied when it is still here and will soon be gone: time to save it."""
+        ...
+
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
         """One training step; its figures."""
         ...
@@ -181,6 +185,9 @@ class LocalLearner:
     def chat(self) -> ChatFormat:
         return self.trainer.policy.chat
 
+    async def ensure_stays(self) -> None:
+        pass
+
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
         if self._beside:
             return await asyncio.to_thread(self.trainer.step, groups)
@@ -308,6 +315,11 @@ class RankedLearner:
     @property
     def chat(self) -> ChatFormat:
         return self._chat
+
+    async def ensure_stays(self) -> None:
+        leaving = await self._runtime.leaving()
+        if names := [handle.name for handle in self._group.handles if handle.name in leaving]:
+            raise LearnerDied(f"training rank '{names[0]}' is on a machine that leaves; --resume goes on elsewhere")
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
         common, shards = await asyncio.to_thread(self._divided, groups)

@@ -116,13 +116,10 @@ async def _engines(
     def drawn(name: str, engine: Engine) -> Engine:
         return engine if timeline is None else timeline.engine(engine, name)
 
-    async def succeed(name: str, cause: str) -> Engine:
-        return drawn(name, await supervisor.succeed(name, cause))
-
-    supervisor = Supervisor(start)
-    started = await asyncio.gather(*map(supervisor.begin, specs))
-    engines = {name: drawn(name, engine) for name, engine in zip(specs, started, strict=True)}
-    proxy = LLMProxy(engines, stall_seconds=2 * job.config.rollout.generate_seconds, successor=succeed)
+    supervisor = Supervisor(start, runtime.leaving, drawn)
+    engines = dict(zip(specs, await asyncio.gather(*map(supervisor.begin, specs)), strict=True))
+    stall_seconds = 2 * job.config.rollout.generate_seconds
+    proxy = LLMProxy(engines, stall_seconds=stall_seconds, successor=supervisor.succeed)
     return proxy, asyncio.ensure_future(supervisor.watch(proxy))
 
 

@@ -183,6 +183,7 @@ class TrainRun:
                 self._stop_if_collapsed()
             while self.step < self.config.steps:
                 self._writer.check()
+                await self.learner.ensure_stays()
                 self._figures = await self._one_step()
                 await self._finish_step()
                 self._stop_if_collapsed()

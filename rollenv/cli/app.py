@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import rollenv
+from rollenv.cli.compare import compare
 from rollenv.cli.doctor import doctor
 from rollenv.cli.envs import envs
 from rollenv.cli.evaluate import evaluate
@@ -14,6 +15,7 @@ from rollenv.cli.gc import gc
 from rollenv.cli.images import images
 from rollenv.cli.imitate import imitate
 from rollenv.cli.play import play
+from rollenv.cli.serve import serve
 from rollenv.cli.simulate import simulate
 from rollenv.cli.train import name_bare_resume, train
 from rollenv.errors import RollenvError
@@ -27,9 +29,11 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command("eval")(evaluate)
+app.command()(compare)
 app.command()(play)
 app.command()(imitate)
 app.command()(simulate)
+app.command()(serve)
 app.command()(envs)
 app.add_typer(images, name="images")
 app.command()(gc)

@@ -12,10 +12,11 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
+import ray._private.state
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -34,10 +35,15 @@ PLACEMENT_SECONDS = 60.0
 """How long the cluster may take to reserve devices."""
 
 
-def node_devices(nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+def node_devices(nodes: Sequence[Mapping[str, Any]], leaving: Collection[str] = ()) -> list[int]:
     """Devices of each living node that has some, most first (what `ray.nodes()` says is sorted so that it does not
-    depend on who answered first)."""
-    found = [(int(node["Resources"].get("GPU", 0)), node["NodeID"]) for node in nodes if node["Alive"]]
+    depend on who answered first).
+
+    Args:
+        leaving: ids of nodes that do not count any more.
+    """
+    stay = [node for node in nodes if node["Alive"] and node["NodeID"] not in leaving]
+    found = [(int(node["Resources"].get("GPU", 0)), node["NodeID"]) for node in stay]
     return [devices for devices, _ in sorted(found, key=lambda one: (-one[0], one[1])) if devices]
 
 
@@ -62,7 +68,7 @@ class RayRuntime:
         self._handles: list[_RayHandle] = []
         self._group: PlacementGroup | None = None
         self._used: list[int] = []
-        self.nodes = node_devices(ray.nodes())  # type: ignore[no-untyped-call]
+        self.nodes = node_devices(ray.nodes(), _leaving_nodes())  # type: ignore[no-untyped-call]
 
     @property
     def n_devices(self) -> int:
@@ -92,7 +98,7 @@ class RayRuntime:
         actor = ray.remote(_Actor).options(**self._options(spec)).remote(spec.name, spec.make)
         handle = _RayHandle(spec.name, actor)
         try:
-            await handle.reached("ready")
+            handle.node = await handle.reached("ready")
         except BaseException:
             handle.kill()
             raise
@@ -101,6 +107,10 @@ class RayRuntime:
 
     def put(self, value: Any) -> Any:
         return ray.put(value)
+
+    async def leaving(self) -> frozenset[str]:
+        nodes = await asyncio.to_thread(_leaving_nodes)
+        return frozenset(handle.name for handle in self._handles if handle.node in nodes and not handle.gone)
 
     def give_back(self) -> None:
         """Ends the reservation."""
@@ -131,6 +141,12 @@ class RayRuntime:
         return options
 
 
+def _leaving_nodes() -> Collection[str]:
+    """Ids of the nodes that `ray drain-node`, an autoscaler or a cloud's notice of preemption has told to leave. The
+    call is not public, but it is the one that Ray's own libraries use."""
+    return ray._private.state.state.get_draining_nodes()
+
+
 def _knock(address: str | None) -> None:
     """Raises OSError when nobody answers at `HOST:PORT`: Ray itself tries for minutes before it says so."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
@@ -154,8 +170,10 @@ class _Actor:
     def __init__(self, name: str, make: Any) -> None:
         self._host = Host(name, make)
 
-    async def ready(self) -> None:
+    async def ready(self) -> str:
+        """Makes the worker; returns the id of the node that it is on."""
         await self._host.ready()
+        return str(ray.get_runtime_context().get_node_id())
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await self._host.call(method, *args, **kwargs)
@@ -168,10 +186,12 @@ class _RayHandle:
     """An actor, called as a worker."""
 
     def __init__(self, name: str, actor: Any) -> None:
-        self.name, self._actor, self._gone = name, actor, False
+        self.name, self._actor = name, actor
+        self.node = ""
+        self.gone = False
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        if self._gone:
+        if self.gone:
             raise WorkerDied(f"worker '{self.name}' has ended")
         return await self.reached("call", method, *args, **kwargs)
 
@@ -188,12 +208,12 @@ class _RayHandle:
             raise
 
     async def stop(self, seconds: float = 10.0) -> None:
-        if self._gone:
+        if self.gone:
             return
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self.reached("close"), seconds)
         self.kill()
 
     def kill(self) -> None:
-        self._gone = True
+        self.gone = True
         ray.kill(self._actor, no_restart=True)

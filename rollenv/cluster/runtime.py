@@ -83,6 +83,10 @@ class Runtime(Protocol):
         """A reference to `value` that may be an argument of many calls and travels to each host once."""
         ...
 
+    async def leaving(self) -> frozenset[str]:
+        """Names of the workers whose machine has been told to leave and will soon be gone."""
+        ...
+
     async def close(self) -> None:
         """Ends every worker that is left."""
         ...
@@ -130,6 +134,9 @@ class LocalRuntime:
 
     def put(self, value: Any) -> Any:
         return value
+
+    async def leaving(self) -> frozenset[str]:
+        return frozenset()
 
     async def close(self) -> None:
         await asyncio.gather(*(handle.stop() for handle in self._handles))

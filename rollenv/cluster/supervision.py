@@ -1,4 +1,5 @@
-"""Supervision: who does not answer is dead, and who is dead gets a successor, after a while that grows.
+"""Supervision: who does not answer is dead, and who is dead gets a successor, after a while that grows. Who is about to
+leave finishes what it is at, and gets one at once.
 
 `Backoff` decides when (a state machine; time is passed in), `Supervisor` does it.
 """
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from rollenv.cluster.engine import RemoteEngine
-from rollenv.inference.base import EngineDead, EngineError
+from rollenv.inference.base import Engine, EngineDead, EngineError
 from rollenv.inference.proxy import LLMProxy
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class Supervisor:
 
     Args:
         start: starts an engine, by name.
+        leaving: names of the engines that will soon be gone; these and others.
+        wrap: what the proxy sees instead of an engine, by name.
         heartbeat: seconds between two pings of an engine.
         patience: seconds that it may take to answer one; longer than anything that keeps its loop busy.
         backoff: makes the backoff of each name.
@@ -55,21 +58,27 @@ class Supervisor:
     def __init__(
         self,
         start: Callable[[str], Awaitable[RemoteEngine]],
+        leaving: Callable[[], Awaitable[frozenset[str]]] | None = None,
+        wrap: Callable[[str, Engine], Engine] = lambda name, engine: engine,
         heartbeat: float = 10.0,
         patience: float = 60.0,
         backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
+        self._leaving, self._wrap = leaving, wrap
         self._start, self._heartbeat, self._patience, self._backoff = start, heartbeat, patience, backoff
         self._engines: dict[str, RemoteEngine] = {}
         self._backoffs: dict[str, Backoff] = {}
+        self._told_to_leave: set[str] = set()
+        self._moves: set[asyncio.Task[None]] = set()
         self.restarts = 0
 
-    async def begin(self, name: str) -> RemoteEngine:
+    async def begin(self, name: str) -> Engine:
         """Starts the first engine of that name."""
         engine = self._engines[name] = await self._start(name)
-        return engine
+        self._told_to_leave.discard(name)
+        return self._wrap(name, engine)
 
-    async def succeed(self, name: str, cause: str) -> RemoteEngine:
+    async def succeed(self, name: str, cause: str) -> Engine:
         """Starts the next engine of that name, when its time has come.
 
         Raises:
@@ -86,10 +95,16 @@ class Supervisor:
         return await self.begin(name)
 
     async def watch(self, proxy: LLMProxy) -> None:
-        """Pings until it is cancelled; tells the proxy who does not answer."""
-        while True:
-            await asyncio.sleep(self._heartbeat)
-            await asyncio.gather(*(self._ping(proxy, name, engine) for name, engine in list(self._engines.items())))
+        """Pings until it is cancelled; tells the proxy who does not answer, and replaces who is about to leave."""
+        try:
+            while True:
+                await asyncio.sleep(self._heartbeat)
+                await asyncio.gather(*(self._ping(proxy, name, engine) for name, engine in list(self._engines.items())))
+                if self._leaving is not None:
+                    self._begin_to_move(proxy, await self._leaving())
+        finally:
+            for task in self._moves:
+                task.cancel()
 
     async def _ping(self, proxy: LLMProxy, name: str, engine: RemoteEngine) -> None:
         try:
@@ -101,3 +116,21 @@ class Supervisor:
             engine.handle.kill()
             cause = str(error) or f"it did not answer for {self._patience:g} s"
             proxy.declare_dead(name, cause)
+
+    def _begin_to_move(self, proxy: LLMProxy, leaving: frozenset[str]) -> None:
+        for name in sorted((leaving & self._engines.keys()) - self._told_to_leave):
+            log.warning("engine '%s' is on a machine that leaves: it finishes what it is at, and moves", name)
+            self._told_to_leave.add(name)
+            self._moves.add(task := asyncio.ensure_future(self._move(proxy, name)))
+            task.add_done_callback(self._moves.discard)
+
+    async def _move(self, proxy: LLMProxy, name: str) -> None:
+        """Lets an engine finish and brings in its successor, for which there may be no place for a while."""
+        try:
+            engine = await proxy.drain(name)
+        except (ValueError, EngineError) as error:  # it is the only one, or has died: then its death brings a successor
+            log.warning("engine '%s' stays until it is gone: %s", name, error)
+            return
+        self._engines.pop(name, None)
+        await engine.close()
+        await proxy.join(await self.begin(name), name=name)

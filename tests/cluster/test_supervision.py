@@ -116,6 +116,50 @@ def test_who_answers_no_ping_is_replaced_before_anybody_asks_it() -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
+def test_who_is_about_to_leave_finishes_and_is_replaced() -> None:
+    async def test() -> None:
+        told = asyncio.Event()
+
+        async def leaving() -> frozenset[str]:
+            there = told.is_set() and world.alive["replica-1"] is old
+            return frozenset({"replica-1"} if there else {})
+
+        world = World(2, leaving=leaving, heartbeat=0.05)
+        proxy = await world.proxy()
+        await proxy.update_weights(7, {})
+        watch = asyncio.ensure_future(world.supervisor.watch(proxy))
+        old = world.alive["replica-1"]
+        asked = [asyncio.ensure_future(ask(proxy, i)) for i in range(6)]
+        await asyncio.sleep(0.3)
+        told.set()
+        assert await asyncio.gather(*asked) == [[i] * 5 for i in range(6)]
+        assert proxy.stats().restarts == 0, "what ran there was finished there"
+        while "replica-1" not in proxy.stats().replicas or world.alive["replica-1"] is old:
+            await asyncio.sleep(0.05)
+        assert (world.made, world.alive["replica-1"].version, dict(proxy.dead)) == (3, 7, {})
+        watch.cancel()
+        await proxy.close()
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_the_only_engine_stays_until_it_is_gone() -> None:
+    async def test() -> None:
+        async def leaving() -> frozenset[str]:
+            return frozenset({"replica-0"})
+
+        world = World(1, leaving=leaving, heartbeat=0.05)
+        proxy = await world.proxy()
+        watch = asyncio.ensure_future(world.supervisor.watch(proxy))
+        await asyncio.sleep(0.3)
+        assert await ask(proxy, 3) == [3] * 5
+        assert world.made == 1
+        watch.cancel()
+        await proxy.close()
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
 def test_closing_waits_for_no_successor() -> None:
     async def test() -> None:
         world = World(1, backoff=lambda: Backoff(first=1e6))

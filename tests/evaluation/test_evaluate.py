@@ -1,16 +1,13 @@
-"""Evaluation: intervals against known values, summaries that count failures, result files."""
+"""Evaluation: summaries that count failures, result files."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize, write_results
@@ -22,39 +19,6 @@ from rollenv.trajectory import Failure, StopReason, Trajectory, Turn
 
 TASKS = TaskSet("toy", {"test": [f"t{i}" for i in range(6)]}, str)
 PANEL = TASKS.panel("test")
-
-
-# -- Wilson's interval -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("successes", "trials", "low", "high"),
-    [
-        # Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0.0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-    ],
-)
-def test_wilson_against_published_intervals(successes: int, trials: int, low: float, high: float) -> None:
-    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
-
-
-@given(st.integers(1, 500), st.data())
-def test_wilson_bounds_are_where_the_score_test_is_just_significant(trials: int, data: st.DataObject) -> None:
-    """(p - q)^2 = z^2 q (1 - q) / n at both ends q; mirrored for failures; the proportion lies inside."""
-    successes = data.draw(st.integers(0, trials))
-    low, high = wilson(successes, trials)
-    p, z = successes / trials, 1.959963984540054
-    assert 0 <= low <= p <= high <= 1 or math.isclose(low, p, abs_tol=1e-12) or math.isclose(high, p, abs_tol=1e-12)
-    for q in (low, high):
-        assert (p - q) ** 2 == pytest.approx(z * z * q * (1 - q) / trials, abs=1e-12)
-    assert wilson(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
-
-
-def test_without_trials_nothing_is_known() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
 
 
 # -- playing and summing up ------------------------------------------------------------------------------------

@@ -1,0 +1,200 @@
+"""One environment, hosted: it is made once per session, and every request is carried out within its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rollenv.core import TextEnv
+from rollenv.registration import EnvSpec, make
+from rollenv.server import wire
+from rollenv.server.sessions import Session, SessionError, SessionTable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server allows.
+
+    Attributes:
+        capacity: sessions of one environment at a time.
+        lease_seconds: a session that nobody is connected to lives on for so long.
+        reset_seconds, step_seconds: deadlines of one call; a session that misses one is over.
+        message_bytes: the longest message, or request body.
+    """
+
+    capacity: int = 1024
+    lease_seconds: float = 60.0
+    reset_seconds: float = 120.0
+    step_seconds: float = 60.0
+    message_bytes: int = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """What a session holds: an environment, and who is at it."""
+
+    env: TextEnv
+    busy: asyncio.Lock
+    task: str | None = None
+    steps: int = 0
+    over: bool = False
+    last: wire.Reply | None = None
+
+
+class EnvHost:
+    """Hosts an environment for many clients.
+
+    Args:
+        spec: which.
+        arguments: what every one of them is made with.
+        limits: what is allowed.
+        clock: seconds; for leases.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        arguments: Mapping[str, Any],
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec, self.limits, self._arguments, self._clock = spec, limits, dict(arguments), clock
+        self.sessions = SessionTable(limits.capacity, limits.lease_seconds)
+        self.requests = 0
+        self.failures = 0
+        self.example = make(spec, **self._arguments)  # loads what all share, and answers for all
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    def open(self, name: str | None = None) -> Session:
+        """A new session.
+
+        Raises:
+            ServerFull: there is no place.
+        """
+        self.sessions.ensure_room()
+        env = make(self.spec, **self._arguments)
+        return self.sessions.open(name or secrets.token_urlsafe(16), Seat(env, asyncio.Lock()), self._clock())
+
+    def join(self, name: str) -> Session:
+        """The session of that name, which shows a sign of life.
+
+        Raises:
+            SessionError: there is none.
+        """
+        session = self.sessions.get(name)
+        self.sessions.touch(session, self._clock())
+        return session
+
+    def connected(self, session: Session) -> None:
+        """A connection holds the session."""
+        self.sessions.connect(session)
+
+    def disconnected(self, session: Session) -> None:
+        """It does no longer: the lease runs."""
+        self.sessions.disconnect(session, self._clock())
+
+    def end(self, session: Session) -> None:
+        """Closes a session, once."""
+        if self.sessions.close(session):
+            with contextlib.suppress(Exception):  # an environment that cannot even close is gone all the same
+                session.held.env.close()
+
+    def reap(self) -> int:
+        """Ends the sessions whose lease has run out; how many."""
+        gone = self.sessions.expired(self._clock())
+        for session in gone:
+            self.end(session)
+        return len(gone)
+
+    def close(self) -> None:
+        """Ends all."""
+        for session in self.sessions.all():
+            self.end(session)
+        self.example.close()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def ask(self, session: Session, message: wire.Message) -> wire.Reply:
+        """Carries a request out and answers it; what goes wrong is an answer, too. Requests of a session wait for
+        each other; one with a number that was carried out before is answered as before."""
+        self.requests += 1
+        seat: Seat = session.held
+        async with seat.busy:
+            try:
+                self.sessions.get(session.id)  # it may have ended meanwhile
+                if (again := session.replay(message.step_id)) is not None:
+                    return dict(again)
+                reply = await self._carry_out(session, message)
+            except Exception as error:
+                self.failures += 1
+                reply = wire.failure(error)
+            session.answered(message.step_id, reply)
+            self.sessions.touch(session, self._clock())
+            return reply
+
+    async def _carry_out(self, session: Session, message: wire.Message) -> wire.Reply:
+        seat: Seat = session.held
+        if message.type == "step":
+            return await self._step(session, wire.action_of(message.data))
+        if message.type == "reset":
+            return await self._reset(session, *wire.reset_arguments(message.data))
+        if message.type == "snapshot":
+            return {"type": "snapshot", "data": {"snapshot": wire.encode_bytes(seat.env.snapshot())}}
+        if message.type == "restore":
+            text, info = seat.env.restore(wire.decode_bytes(message.data.get("snapshot")))
+            return self._begun(seat, text, info)
+        return self.state(session)
+
+    async def _reset(self, session: Session, seed: int | None, options: dict[str, Any] | None) -> wire.Reply:
+        seat: Seat = session.held
+        deadline = self.limits.reset_seconds
+        text, info = await self._within(session, deadline, "reset", seat.env.areset(seed=seed, options=options))
+        return self._begun(seat, text, info)
+
+    def _begun(self, seat: Seat, text: str, info: dict[str, Any]) -> wire.Reply:
+        seat.task, seat.steps, seat.over = info.get("task"), 0, False
+        seat.last = wire.observation(text, info, None, False, False)
+        return seat.last
+
+    async def _step(self, session: Session, action: str) -> wire.Reply:
+        seat: Seat = session.held
+        played = await self._within(session, self.limits.step_seconds, "step", seat.env.astep(action))
+        text, reward, terminated, truncated, info = played
+        seat.steps += 1
+        session.steps += 1
+        seat.over = terminated or truncated
+        seat.last = wire.observation(text, info, float(reward), terminated, truncated)
+        return seat.last
+
+    async def _within(self, session: Session, seconds: float, what: str, call: Awaitable[T]) -> T:
+        """Awaits a call of the environment. One that takes too long is left alone with its session."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await call
+        except TimeoutError as error:
+            self.end(session)
+            raise SessionError(
+                "DEADLINE", f"the environment took more than {seconds:g} s for a {what}: the session is over"
+            ) from error
+
+    def state(self, session: Session) -> wire.Reply:
+        """Where a session stands."""
+        seat: Seat = session.held
+        data = {
+            "session_id": session.id,
+            "episode_id": seat.task,
+            "env": self.spec.id,
+            "task": seat.task,
+            "step_count": seat.steps,
+            "last_step_id": session.last_step,
+            "done": seat.over,
+        }
+        return {"type": "state", "data": data}

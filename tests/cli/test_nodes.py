@@ -1,0 +1,168 @@
+"""A run on a cluster of several nodes, from the command line, while nodes go away: killed, or told to leave."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("ray")
+
+from toys import warm_policy
+
+from rollenv.rollout.ledger import Ledger
+from rollenv.trainers import checkpoint
+from rollenv.trainers.metrics import read_metrics
+
+pytestmark = pytest.mark.timeout(300)
+
+IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
+ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+SMALL = ["agent.system=", "agent.list_actions=false", "rollout.groups=2", "rollout.group_size=4", "threads=1"]
+SMALL += ["sampling.max_tokens=8", "eval.episodes=4", "eval.every=0", "checkpoint.every=0"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("warm") / "model"
+    warm_policy().save(folder)
+    return folder
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    """Device 0 and 1 on the head, 2 and 3 on a node each, whichever comes first."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_gpus": 2, "num_cpus": 2, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_gpus=1, num_cpus=1)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+class Run:
+    """`rollenv train` on a cluster, and what it says."""
+
+    def __init__(self, model: Path, out: Path, cluster: Any, *words: str) -> None:
+        command = ["train", *IMPORT, "--env", "colours", "--model", str(model), "--out", str(out), *SMALL]
+        command += ["runtime=ray", f"ray.address={cluster.address}", *words]
+        self.process = subprocess.Popen(
+            [*ROLLENV, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+        )
+        self.said: list[str] = []
+
+    def until(self, seen: Callable[[str], bool]) -> None:
+        """Reads on until a line is `seen`."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line)
+            if seen(line):
+                return
+        raise AssertionError("".join(self.said))
+
+    def end(self) -> tuple[int, str]:
+        assert self.process.stdout is not None
+        self.said += self.process.stdout
+        return self.process.wait(), "".join(self.said)
+
+
+def step(n: int) -> Callable[[str], bool]:
+    return lambda line: line.split()[:1] == ["step"] and line.split()[1].startswith(f"{n}/")
+
+
+def node_of(device: int, cluster: Any) -> Any:
+    """The node of device 2 or 3: they are numbered by the nodes' ids."""
+    alone = sorted(cluster.worker_nodes, key=lambda node: str(node.node_id))
+    return alone[device - 2]
+
+
+def tell_to_leave(node: Any, cluster: Any) -> None:
+    from ray._raylet import GcsClient
+    from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
+
+    client = GcsClient(address=cluster.address)
+    accepted, why = client.drain_node(node.node_id, DRAIN_NODE_REASON_PREEMPTION, "preempted", 0)
+    assert accepted, why
+
+
+def workers() -> list[str]:
+    """Ray workers of any run, by their command lines."""
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path)]
+    return [line.decode(errors="replace") for line in lines if line.startswith(b"ray::_Actor")]
+
+
+def _readable(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError:
+        return False
+    return True
+
+
+def assert_whole(out: Path, steps: int) -> None:
+    """Every step is there, the ledger is balanced, and no worker is left."""
+    assert [line["step"] for line in read_metrics(out)] == list(range(steps + 1))
+    last = checkpoint.newest(out)
+    assert last is not None
+    assert Ledger.from_dict(last.state()["ledger"]).balanced
+    for _ in range(100):
+        if not workers():
+            break
+        time.sleep(0.1)
+    assert workers() == []
+
+
+def test_a_node_that_is_killed_costs_no_step(model: Path, tmp_path: Path, nodes: Any) -> None:
+    out = tmp_path / "run"
+    run = Run(model, out, nodes, "devices.policy=0", "devices.rollout=1-3", "--steps", "8")
+    run.until(step(2))
+    nodes.remove_node(node_of(3, nodes), allow_graceful=False)
+    code, said = run.end()
+    assert code == 0, said
+    assert_whole(out, 8)
+
+
+def test_engines_leave_a_node_that_is_told_to_leave_before_it_goes(model: Path, tmp_path: Path, nodes: Any) -> None:
+    out = tmp_path / "run"
+    run = Run(model, out, nodes, "devices.policy=0", "devices.rollout=1-3", "--steps", "100000")
+    run.until(step(2))
+    leaving = node_of(3, nodes)
+    tell_to_leave(leaving, nodes)
+    run.until(lambda line: "is on a machine that leaves" in line)
+    run.until(lambda line: line.startswith("step"))
+    nodes.remove_node(leaving, allow_graceful=False)
+    assert_whole(out, interrupted_later(run, out))
+    assert "died" not in "".join(run.said)
+
+
+def test_ranks_move_from_a_node_that_is_told_to_leave(model: Path, tmp_path: Path, nodes: Any) -> None:
+    """To the node that then has the same number, from a checkpoint that is written for it."""
+    out = tmp_path / "run"
+    run = Run(model, out, nodes, "devices.policy=2", "devices.rollout=0-1", "--steps", "100000")
+    run.until(step(2))
+    tell_to_leave(node_of(2, nodes), nodes)
+    run.until(lambda line: "training rank 'rank-0' is on a machine that leaves" in line)
+    assert_whole(out, interrupted_later(run, out))
+
+
+def interrupted_later(run: Run, out: Path) -> int:
+    """Lets the run make three more steps and interrupts it; returns how many it has made."""
+    for _ in range(3):
+        run.until(lambda line: line.startswith("step"))
+    run.process.send_signal(signal.SIGINT)
+    code, said = run.end()
+    assert code == 130, said
+    last = checkpoint.newest(out)
+    assert last is not None
+    assert last.state()["ledger"]["failed"] == 0
+    return last.step
