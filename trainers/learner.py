@@ -145,7 +145,7 @@ class Snapshot:
     def of(cls, trainer: PolicyTrainer, rank: int = 0) -> Snapshot:
         """All ranks have to ask together; the first one keeps what is whole."""
         policy = trainer.policy
-        whole = policy.state() if policy.sharded or rank == 0 else {}
+        whole = policy.state(rank == 0) if policy.sharded or rank == 0 else {}
         adapter = policy.adapter_state() if policy.adapter is not None else {}
         mine = (whole, adapter) if rank == 0 else ({}, {})
         kept = [snapshot(tensors) for tensors in (*mine, trainer.tensors())]
@@ -162,11 +162,16 @@ class Snapshot:
         torch.save({"trainer": dict(self.numbers), "torch_rng": self.torch_rng}, folder / "trainer.pt")
 
 
-def weights_for_engines(trainer: PolicyTrainer, config: TrainConfig) -> Mapping[str, Tensor]:
-    """Adapters, where the engines merge them, or all weights. All ranks have to ask together where they have shards."""
+def weights_for_engines(trainer: PolicyTrainer, config: TrainConfig, rank: int = 0) -> Mapping[str, Tensor]:
+    """Adapters, where the engines merge them, or all weights; nothing for ranks but the first. All have to ask together
+    where they have shards."""
     policy = trainer.policy
-    adapters = policy.adapter is not None and config.lora.sync == "adapter"
-    return policy.adapter_state() if adapters else policy.state()
+    if rank and not policy.sharded:
+        return {}
+    if policy.adapter is None or config.lora.sync == "merged":
+        return policy.state(rank == 0)
+    adapter = policy.adapter_state()
+    return {} if rank else adapter
 
 
 class LocalLearner:
@@ -260,12 +265,7 @@ class TrainerRank:
 
     def weights(self) -> tuple[Manifest, list[Any]]:
         """The weights, packed; those of the first rank are enough."""
-        weights = weights_for_engines(self.trainer, self._job.config) if self._rank == 0 or self._has_shards else {}
-        return packed(weights if self._rank == 0 else {})
-
-    @property
-    def _has_shards(self) -> bool:
-        return self.trainer.policy.sharded
+        return packed(weights_for_engines(self.trainer, self._job.config, self._rank))
 
     def snapshot(self) -> None:
         """See `Learner.snapshot`."""

@@ -132,14 +132,21 @@ class Policy:
         values_N: Tensor = self.value_head(hidden_ND.float()).squeeze(-1)
         return values_N
 
-    def state(self) -> dict[str, Tensor]:
-        """The weights by name, detached, whole and with the adapter in them. (Where they are in shards, all ranks have
-        to ask together; so below.)"""
-        state = {name: whole(tensor.detach()) for name, tensor in self.model.state_dict().items()}
-        return state if self.adapter is None else merged_state(state, self.adapter.scale)
+    def state(self, keep: bool = True) -> dict[str, Tensor]:
+        """The weights by name, detached, whole and with the adapter in them.
+
+        Where they are in shards they are put together one by one, in the host's memory; all ranks have to ask together,
+        and one that does not `keep` them gets nothing.
+        """
+        state = {}
+        for name, tensor in self.model.state_dict().items():
+            together = whole(tensor.detach())
+            if keep:
+                state[name] = together.cpu() if self.sharded else together
+        return state if self.adapter is None or not keep else merged_state(state, self.adapter.scale)
 
     def adapter_state(self) -> dict[str, Tensor]:
-        """A and B of every adapted module, detached and whole."""
+        """A and B of every adapted module, detached and whole (as above)."""
         return {name: whole(tensor) for name, tensor in adapter_state(self.model).items()}
 
     def reference(self) -> contextlib.AbstractContextManager[None]:

@@ -67,22 +67,18 @@ class Sharded:
             return
         if self.recompute:
             recompute_activations(policy)
-        bf16 = policy.precision == "bf16"
-        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=self.reduce) if bf16 else None
         pinned = self.mesh.device_type != "cpu"
-        options: dict[str, Any] = {
-            "mesh": self.mesh,
-            "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if self.offload else OffloadPolicy(),
-        }
-        whole = {**options, "mp_policy": MixedPrecisionPolicy()}
-        options["mp_policy"] = mixed or MixedPrecisionPolicy()
+        offload = CPUOffloadPolicy(pin_memory=pinned) if self.offload else OffloadPolicy()
+        options: dict[str, Any] = {"mesh": self.mesh, "offload_policy": offload}
+        mixed = MixedPrecisionPolicy()
+        if policy.precision == "bf16":
+            mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=self.reduce)
         for layer in policy.layers():
-            fully_shard(layer, reshard_after_forward=self.reshard, **options)
+            fully_shard(layer, reshard_after_forward=self.reshard, mp_policy=mixed, **options)
         if policy.value_head is not None:  # a single row: its arithmetic is fp32 in any case
-            fully_shard(policy.value_head, **whole)
-        root = _Root(policy)
-        fully_shard(root, reshard_after_forward=False, **options)
-        policy.root = root
+            fully_shard(policy.value_head, **options)
+        root = policy.root = _Root(policy)
+        fully_shard(root, reshard_after_forward=False, mp_policy=mixed, **options)
         for module in _sharded_modules(root):
             module.set_gradient_divide_factor(1.0)  # the losses are parts of a sum, not means
             module.set_force_sum_reduction_for_comms(True)
