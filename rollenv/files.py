@@ -53,14 +53,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     temporary, lock = _locked_folder(path)
     try:
         yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                os.chmod(file, 0o644)  # some libraries write for the owner alone
-                descriptor = os.open(file, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+        sync_folder(temporary)
         os.chmod(temporary, 0o755)
         _put_in_place(temporary, path)
     except BaseException:
@@ -68,6 +61,18 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise
     finally:
         os.close(lock)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until every file of a folder is on the disk; all may read them from now on."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            os.chmod(file, 0o644)  # some libraries write for the owner alone
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def sweep_folders(parent: Path, prefix: str) -> None:

@@ -50,8 +50,9 @@ def train(c: TrainConfig, model: Path, resume: Any = None, on: Listener = lambda
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
-    """What metrics.jsonl says, apart from clocks."""
-    return [{k: v for k, v in line.items() if not depends_on_speed(k)} for line in read_metrics(folder)]
+    """What metrics.jsonl says, apart from clocks and from where memory was."""
+    own, lines = {"offloaded_mib"}, read_metrics(folder)
+    return [{k: v for k, v in line.items() if not depends_on_speed(k) and k not in own} for line in lines]
 
 
 def weights(folder: Path) -> dict[str, Any]:

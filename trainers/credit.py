@@ -32,6 +32,12 @@ def comes_late(algo: AlgoConfig) -> bool:
     return by_token or algo.whiten or (algo.kl_in == "reward" and algo.kl_coef > 0)
 
 
+def looks_at_groups(algo: AlgoConfig) -> bool:
+    """Whether `credit` looks at the groups and not only at their tokens."""
+    costs = algo.kl_in == "reward" and algo.kl_coef > 0
+    return algo.advantage == "reinforce_pp_baseline" or (costs and not algo.needs_critic)
+
+
 def credit(
     groups: Sequence[Group],
     tokens: TrainTokens,

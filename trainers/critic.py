@@ -1,19 +1,21 @@
 """The critic of PPO: values of the states before model tokens, from the same packed rows as the policy's loss.
 
-Invariant: a critic that is loaded from `state_dict` goes on as the one that was saved.
+Invariant: a critic whose `tensors` are those of another one goes on as that would.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from rollenv.config.train import CriticConfig, OptimConfig
-from rollenv.trainers.optim import adamw
+from rollenv.trainers.optim import adamw, clip_gradients
 from rollenv.trainers.policy import Policy
+from rollenv.trainers.state import Shape, make_room, optimizer_tensors
 
 
 class Critic:
@@ -23,18 +25,27 @@ class Critic:
         policy: what is trained; with `kind="head"` it gets a value head, else it is copied as it is now.
         config: which kind, and how it learns.
         optim: betas, epsilon, weight decay and the bound on gradients are those of the policy.
+        prepare: lays the weights out (see `Strategy.prepare`).
     """
 
-    def __init__(self, policy: Policy, config: CriticConfig, optim: OptimConfig) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: CriticConfig,
+        optim: OptimConfig,
+        prepare: Callable[[Policy], None] = lambda policy: None,
+    ) -> None:
         self.config, self._optim = config, optim
         self.shared = config.kind == "head"
         self.policy = policy if self.shared else _copy_of(policy)
         self.head = self.policy.value_head = _head(self.policy)
-        named = list(self.head.named_parameters())
+        prepare(self.policy)
+        named = list(self.head.named_parameters(prefix="head"))
         if not self.shared:
-            named += list(self.policy.model.get_decoder().named_parameters())
-        self._parameters = [parameter for _, parameter in named]
-        self.optimizer = adamw(named, config.value_lr, optim.betas, optim.eps, optim.weight_decay)
+            named += list(self.policy.model.get_decoder().named_parameters(prefix="model"))
+        self._named = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        self._parameters = [parameter for _, parameter in self._named]
+        self.optimizer = adamw(self._named, config.value_lr, optim.betas, optim.eps, optim.weight_decay)
 
     def learns_alone(self, steps_done: int) -> bool:
         """Whether this is a step of its warm-up."""
@@ -47,25 +58,22 @@ class Critic:
 
     def step(self, lr_factor: float) -> float | None:
         """One update; returns the norm of the gradient, None where it was not finite and nothing was changed."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._optim.max_grad_norm)
-        if not torch.isfinite(norm):
+        norm = clip_gradients(self._parameters, self._optim.max_grad_norm)
+        if not math.isfinite(norm):
             return None
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.value_lr * lr_factor
         self.optimizer.step()
-        return float(norm)
+        return norm
 
-    def state_dict(self) -> dict[str, Any]:
-        """Head, optimizer and, where it has one, its own model."""
-        state = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return state if self.shared else state | {"model": self.policy.model.get_decoder().state_dict()}
+    def tensors(self) -> dict[str, Tensor]:
+        """What it has learned and what its optimizer keeps, by name; the tensors themselves."""
+        learned = {f"critic/{name}": parameter.detach() for name, parameter in self._named}
+        return learned | optimizer_tensors(self.optimizer, self._named, "critic.optimizer")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state_dict`."""
-        self.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if not self.shared:
-            self.policy.model.get_decoder().load_state_dict(state["model"])
+    def make_room(self, shapes: Mapping[str, Shape]) -> None:
+        """Lets `tensors` have all of `shapes` that are its own."""
+        make_room(self.optimizer, self._named, "critic.optimizer", shapes)
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
@@ -77,7 +85,9 @@ def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
 
 def _copy_of(policy: Policy) -> Policy:
     model = copy.deepcopy(policy.model)
-    return Policy.of(model, policy.tokenizer, str(policy.device), policy.precision)
+    copied = Policy.of(model, policy.tokenizer, str(policy.device), policy.precision)
+    copied.adapter = policy.adapter
+    return copied
 
 
 def _head(policy: Policy) -> torch.nn.Linear:

@@ -7,7 +7,7 @@ are is known from the returns of its group alone, or later, when values or diver
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -63,6 +63,14 @@ class TrainTokens:
     rewards_N: Tensor
     advantages_N: Tensor
     sequence_N: Tensor
+
+    def at(self, places_M: Tensor) -> TrainTokens:
+        """Those at some places."""
+        return TrainTokens(*(getattr(self, f.name)[places_M] for f in fields(self)))
+
+    def to(self, device: torch.device) -> TrainTokens:
+        """All on a device."""
+        return TrainTokens(*(getattr(self, f.name).to(device) for f in fields(self)))
 
 
 # -- what episodes and turns are worth -------------------------------------------------------------------------

@@ -24,6 +24,8 @@ FIGURES = {
     "updates": "updates of the policy",
     "skipped_updates": "updates left out, as the gradient was not finite",
     "trained_tokens": "tokens that went through the loss, once per pass",
+    "padding_share": "share of the queries of attention that are padding (nothing else is padded)",
+    "offloaded_mib": "MiB that training leaves to the engines on its devices while these generate (devices.offload)",
     "mismatch_mean": "mean of |log pi_old - log mu|",
     "mismatch_p99": "its 99th percentile",
     "mismatch_kl": "KL(mu || pi_old) between sampler and proximal policy",
@@ -76,6 +78,7 @@ def update_figures(totals: Totals, norms: Sequence[float], lr: float) -> dict[st
         "updates": float(len(norms)),
         "skipped_updates": totals.values["skipped_updates"],
         "trained_tokens": float(totals.tokens),
+        "padding_share": totals.values["padding"] / max(1.0, totals.values["slots"]),
         **corrections.mismatch(log_rho_N, torch.zeros_like(log_rho_N)),
     }
 

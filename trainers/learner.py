@@ -21,12 +21,15 @@ from rollenv.config.train import AlgoConfig, TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.inference.chat import ChatFormat
 from rollenv.rollout.groups import Group
+from rollenv.seeding import derive_seed
 from rollenv.trainers.checkpoint import Checkpoint
 from rollenv.trainers.device import choose_device
-from rollenv.trainers.parallel import ALONE
-from rollenv.trainers.policy import Policy, load_model
-from rollenv.trainers.ranks import Ranks, TorchRanks
+from rollenv.trainers.lora import add_adapter, check_lora, load_adapter, save_adapter
+from rollenv.trainers.plan import Plan, Planner, Shard, divided
+from rollenv.trainers.policy import Policy, load_model, save_model
+from rollenv.trainers.state import load_tensors, save_tensors, snapshot
 from rollenv.trainers.step import PolicyTrainer
+from rollenv.trainers.strategies.choose import make_strategy
 
 T = TypeVar("T")
 
@@ -55,8 +58,17 @@ class Learner(Protocol):
         """The weights by name, for engines."""
         ...
 
-    async def save(self, folder: Path) -> None:
-        """Writes `model/` and `trainer.pt` into `folder`."""
+    async def snapshot(self) -> None:
+        """Copies its state as it is now, for `write`: training may go on meanwhile."""
+        ...
+
+    async def write(self, folder: Path) -> None:
+        """Writes the snapshot into `folder`: `model/`, `trainer/`, `trainer.pt`, and `adapter/` where there is one."""
+        ...
+
+    async def offload(self) -> int:
+        """Frees memory of devices that generate next, as `devices.offload` says; it comes back by itself. Returns how
+        many bytes."""
         ...
 
     async def slow_down(self, factor: float) -> float:
@@ -83,33 +95,83 @@ class TrainJob:
     resume: Checkpoint | None = None
     algos: Mapping[str, AlgoConfig] = field(default_factory=dict)
 
-    def trainer(self, ranks: Ranks = ALONE) -> PolicyTrainer:
-        """The trainer with its policy, as it was when the checkpoint was written.
+    def trainer(self) -> PolicyTrainer:
+        """The trainer with its policy, as it was when the checkpoint was written; among the ranks of this process's
+        group, if it has one.
 
         Raises:
             RollenvError: the model or the checkpoint cannot be read, or the device is not here.
         """
         config, resume = self.config, self.resume
         device = choose_device(config.device, config.threads)
-        model, tokenizer = load_model(resume.model if resume else self.model)
+        lora = config.lora
+        check_lora(lora)
+        # With adapters the model is what it was in the beginning, and what a checkpoint keeps is the adapter.
+        model, tokenizer = load_model(resume.model if resume and not lora.rank else self.model)
+        adapter = None
+        if lora.rank:
+            adapter = add_adapter(model, lora, derive_seed(config.seed, "lora"), self.model)
+            if resume is not None:
+                load_adapter(model, resume.folder / "adapter")
         policy = Policy.of(model, tokenizer, device, config.optim.precision)
+        policy.adapter = adapter
         temperature = config.sampling.temperature
+        strategy = make_strategy(config, device)
         trainer = PolicyTrainer(
-            policy, config.algo, config.optim, config.steps, temperature, config.critic, self.algos, ranks
+            policy, config.algo, config.optim, config.steps, temperature, config.critic, self.algos, strategy
         )
         if resume is not None:
-            if trainer.needs_reference:
+            if trainer.needs_reference and adapter is None:
                 trainer.set_reference(Policy.load(self.model, device, config.optim.precision))
-            tensors = resume.tensors()
-            trainer.load_state_dict(tensors["trainer"])
-            torch.set_rng_state(tensors["torch_rng"])
+            state = resume.tensors()
+            trainer.load_numbers(state["trainer"])
+            load_tensors(resume.folder / "trainer", trainer.room_for)
+            torch.set_rng_state(state["torch_rng"])
         return trainer
 
 
-def save_trainer(trainer: PolicyTrainer, folder: Path) -> None:
-    """Writes `model/` (a `transformers` folder) and `trainer.pt` (optimizer and generators)."""
-    trainer.policy.save(folder / "model")
-    torch.save({"trainer": trainer.state_dict(), "torch_rng": torch.get_rng_state()}, folder / "trainer.pt")
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of a trainer at some moment, in the host's memory; of a rank, what it is to write of it."""
+
+    policy: Policy
+    weights: Mapping[str, Tensor]
+    adapter: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
+    numbers: Mapping[str, Any]
+    torch_rng: Tensor
+
+    @classmethod
+    def of(cls, trainer: PolicyTrainer, rank: int = 0) -> Snapshot:
+        """All ranks have to ask together; the first one keeps what is whole."""
+        policy = trainer.policy
+        whole = policy.state(rank == 0) if policy.sharded or rank == 0 else {}
+        adapter = policy.adapter_state() if policy.adapter is not None else {}
+        mine = (whole, adapter) if rank == 0 else ({}, {})
+        kept = [snapshot(tensors) for tensors in (*mine, trainer.tensors())]
+        return cls(policy, *kept, trainer.numbers(), torch.get_rng_state())
+
+    def write(self, folder: Path, group: dist.ProcessGroup | None = None) -> None:
+        """Writes it into a folder; every rank of `group` has to."""
+        save_tensors(self.tensors, folder / "trainer", group)
+        if not self.weights:
+            return
+        save_model(self.policy.model, self.weights, self.policy.tokenizer, folder / "model")
+        if self.policy.adapter is not None:
+            save_adapter(self.policy.adapter, self.adapter, folder / "adapter")
+        torch.save({"trainer": dict(self.numbers), "torch_rng": self.torch_rng}, folder / "trainer.pt")
+
+
+def weights_for_engines(trainer: PolicyTrainer, config: TrainConfig, rank: int = 0) -> Mapping[str, Tensor]:
+    """Adapters, where the engines merge them, or all weights; nothing for ranks but the first. All have to ask together
+    where they have shards."""
+    policy = trainer.policy
+    if rank and not policy.sharded:
+        return {}
+    if policy.adapter is None or config.lora.sync == "merged":
+        return policy.state(rank == 0)
+    adapter = policy.adapter_state()
+    return {} if rank else adapter
 
 
 class LocalLearner:
@@ -120,8 +182,9 @@ class LocalLearner:
             left alone: a thread costs time.
     """
 
-    def __init__(self, trainer: PolicyTrainer, beside: bool) -> None:
-        self.trainer, self._beside = trainer, beside
+    def __init__(self, trainer: PolicyTrainer, config: TrainConfig, beside: bool) -> None:
+        self.trainer, self._config, self._beside = trainer, config, beside
+        self._snapshot: Snapshot | None = None
 
     @property
     def chat(self) -> ChatFormat:
@@ -136,10 +199,18 @@ class LocalLearner:
         return self.trainer.step(groups)
 
     async def weights(self) -> Mapping[str, Tensor]:
-        return self.trainer.policy.state()
+        return weights_for_engines(self.trainer, self._config)
 
-    async def save(self, folder: Path) -> None:
-        save_trainer(self.trainer, folder)
+    async def snapshot(self) -> None:
+        self._snapshot = Snapshot.of(self.trainer)
+
+    async def write(self, folder: Path) -> None:
+        kept, self._snapshot = self._snapshot, None
+        assert kept is not None
+        await asyncio.to_thread(kept.write, folder)
+
+    async def offload(self) -> int:
+        return 0  # it takes turns with nobody
 
     async def slow_down(self, factor: float) -> float:
         self.trainer.lr_scale *= factor
@@ -153,11 +224,14 @@ class LocalLearner:
 
 
 class TrainerRank:
-    """One rank, in a worker. The ranks meet in `join`, at the address that rank 0 names."""
+    """One rank, in a worker. The ranks meet in `join`, at the address that rank 0 names. `by_turns`: an engine has its
+    device, too."""
 
-    def __init__(self, job: TrainJob, rank: int, size: int) -> None:
-        self._job, self._rank, self._size = job, rank, size
+    def __init__(self, job: TrainJob, rank: int, size: int, by_turns: bool = False) -> None:
+        self._job, self._rank, self._size, self._by_turns = job, rank, size, by_turns
         self._trainer: PolicyTrainer | None = None
+        self._snapshot: Snapshot | None = None
+        self._writers: dist.ProcessGroup | None = None
 
     def address(self) -> str:
         """`HOST:PORT` of this worker's machine, free a moment ago."""
@@ -167,10 +241,13 @@ class TrainerRank:
 
     def join(self, address: str) -> None:
         """Meets the other ranks and makes the trainer."""
-        if self._size > 1:
-            backend = "nccl" if choose_device(self._job.config.device) != "cpu" else "gloo"
+        if self._size > 1 or self._job.config.strategy.kind == "fsdp2":
+            on_gpu = choose_device(self._job.config.device, self._job.config.threads) != "cpu"
+            # Figures and checkpoints go between hosts' memories, by gloo, whatever tensors do.
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
             dist.init_process_group(backend, init_method=f"tcp://{address}", rank=self._rank, world_size=self._size)
-        self._trainer = self._job.trainer(TorchRanks() if self._size > 1 else ALONE)
+            self._writers = dist.new_group(backend="gloo")  # of their own: they write while the ranks train
+        self._trainer = self._job.trainer()
 
     @property
     def trainer(self) -> PolicyTrainer:
@@ -178,17 +255,35 @@ class TrainerRank:
         assert self._trainer is not None
         return self._trainer
 
-    def step(self, groups: Sequence[Group]) -> dict[str, float]:
-        """See `Learner.step`."""
-        return self.trainer.step(groups)
+    def shares(self) -> int:
+        """See `PolicyTrainer.shares`."""
+        return self.trainer.shares
+
+    def step(self, shard: Shard, plan: Plan) -> dict[str, float]:
+        """See `PolicyTrainer.step_on`."""
+        return self.trainer.step_on(plan, shard)
 
     def weights(self) -> tuple[Manifest, list[Any]]:
-        """The weights, packed."""
-        return packed(self.trainer.policy.state())
+        """The weights, packed; those of the first rank are enough."""
+        return packed(weights_for_engines(self.trainer, self._job.config, self._rank))
 
-    def save(self, folder: Path) -> None:
-        """See `Learner.save`."""
-        save_trainer(self.trainer, folder)
+    def snapshot(self) -> None:
+        """See `Learner.snapshot`."""
+        was_away = self.trainer.offloaded
+        self._snapshot = Snapshot.of(self.trainer, self._rank)
+        if was_away:
+            self.offload()
+
+    def offload(self) -> int:
+        """See `Learner.offload`."""
+        to = self._job.config.devices.offload
+        return self.trainer.offload(to) if self._by_turns and to != "none" else 0
+
+    async def write(self, folder: Path) -> None:
+        """See `Learner.write`. A coroutine: it runs beside what the rank computes."""
+        kept, self._snapshot = self._snapshot, None
+        assert kept is not None
+        await asyncio.to_thread(kept.write, folder, self._writers)
 
     def slow_down(self, factor: float) -> float:
         """See `Learner.slow_down`."""
@@ -206,14 +301,16 @@ class TrainerRank:
 class RankedLearner:
     """Trains on ranks. Made by `join`."""
 
-    def __init__(self, group: WorkerGroup, runtime: Runtime, chat: ChatFormat) -> None:
+    def __init__(self, group: WorkerGroup, runtime: Runtime, chat: ChatFormat, planner: Planner, shares: int) -> None:
         self._group, self._runtime, self._chat = group, runtime, chat
+        self._planner, self._shares = planner, shares
 
     @classmethod
-    async def join(cls, group: WorkerGroup, runtime: Runtime, chat: ChatFormat) -> RankedLearner:
+    async def join(cls, group: WorkerGroup, runtime: Runtime, chat: ChatFormat, job: TrainJob) -> RankedLearner:
         """Lets the ranks (workers that are `TrainerRank`s) find each other."""
         await group.broadcast("join", await group.rank_zero("address"))
-        return cls(group, runtime, chat)
+        planner = Planner(job.config.algo, job.config.optim, job.algos)
+        return cls(group, runtime, chat, planner, await group.rank_zero("shares"))
 
     @property
     def chat(self) -> ChatFormat:
@@ -225,15 +322,27 @@ class RankedLearner:
             raise LearnerDied(f"training rank '{names[0]}' is on a machine that leaves; --resume goes on elsewhere")
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
-        batch = await asyncio.to_thread(self._runtime.put, list(groups))
-        figures: dict[str, float] = (await _alive(self._group.broadcast("step", batch)))[0]
+        common, shards = await asyncio.to_thread(self._divided, groups)
+        figures: dict[str, float] = (await _alive(self._group.scatter("step", shards, common)))[0]
         return figures
 
-    async def weights(self) -> Mapping[str, Tensor]:
-        return unpacked(*await _alive(self._group.rank_zero("weights")))
+    def _divided(self, groups: Sequence[Group]) -> tuple[Any, list[Shard]]:
+        """A reference to what all ranks need to know of a batch, and what only one of them does."""
+        n = len(self._group)
+        common, shards = divided(self._planner.plan(groups, self._shares, n), n)
+        return self._runtime.put(common), shards
 
-    async def save(self, folder: Path) -> None:
-        await _alive(self._group.rank_zero("save", folder))
+    async def weights(self) -> Mapping[str, Tensor]:
+        return unpacked(*(await _alive(self._group.broadcast("weights")))[0])
+
+    async def snapshot(self) -> None:
+        await _alive(self._group.broadcast("snapshot"))
+
+    async def write(self, folder: Path) -> None:
+        await _alive(self._group.broadcast("write", folder))
+
+    async def offload(self) -> int:
+        return sum(await _alive(self._group.broadcast("offload")))
 
     async def slow_down(self, factor: float) -> float:
         scale: float = (await _alive(self._group.broadcast("slow_down", factor)))[0]

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+from rollenv.trainers.policy import whole
+
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -60,6 +62,12 @@ class Muon:
         """Forgets the gradients."""
         for part in self._parts:
             part.zero_grad(set_to_none=set_to_none)
+
+
+def clip_gradients(parameters: Iterable[torch.nn.Parameter], most: float) -> float:
+    """Scales gradients down to the norm `most`; returns the norm before, which is not finite if one of them is not.
+    Where they are in shards it is that of all, and all ranks have to ask together."""
+    return float(whole(torch.nn.utils.clip_grad_norm_(list(parameters), most)))
 
 
 def lr_factor(step: int, total: int, schedule: Schedule, warmup: int, floor: float = 0.1) -> float:

@@ -51,6 +51,11 @@ class PackedRow:
     paths: list[list[int]]
     buckets: list[Bucket]
 
+    def padding(self) -> tuple[int, int]:
+        """Queries that attention computes, and how many of them are padding. (No other layer has any.)"""
+        slots = sum(bucket.query_bQ.numel() for bucket in self.buckets)
+        return slots, slots - self.ids_T.numel()
+
 
 def pack(segments: Sequence[Sequence[int]], device: torch.device | str = "cpu", slack: float = 0.15) -> PackedRow:
     """Packs segments; what a segment shares with the beginning of an earlier one is not packed again.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -30,7 +30,7 @@ class GradientWorkers:
     Args:
         policy: its weights are shared, so that an optimizer's step in place reaches every replica.
         workers: how many; None decides by model and machine (one on a GPU, or for a big model).
-        ranks: other processes that do the same at the same time, and take their part of the jobs.
+        ranks: other processes that do the same at the same time: of the jobs, each has those whose `rank` is its own.
     """
 
     def __init__(self, policy: Policy, workers: int | None = None, ranks: Ranks = ALONE) -> None:
@@ -47,7 +47,7 @@ class GradientWorkers:
 
     def map(self, jobs: Sequence[J], costs: Sequence[int], function: Callable[[Policy, J], R]) -> list[R]:
         """`function` of each job, with the replica of the worker that it fell to; results in the order of the jobs."""
-        mine = _deal(costs, self._ranks.size)[self._ranks.rank]
+        mine = own_jobs(jobs, self._ranks)
         results = self._map([jobs[i] for i in mine], [costs[i] for i in mine], function)
         return self._ranks.gather(dict(zip(mine, results, strict=True)), len(jobs))
 
@@ -55,7 +55,7 @@ class GradientWorkers:
         """The jobs of this rank."""
         if self.n == 1 or len(jobs) <= 1:
             return [function(self._policy, job) for job in jobs]
-        shares = _deal(costs, self.n)
+        shares = deal(costs, self.n)
         results: dict[int, R] = {}
 
         def work(worker: int) -> None:
@@ -111,8 +111,13 @@ def _move_gradients(source: Policy, target: Policy) -> None:
             own.grad = None
 
 
-def _deal(costs: Sequence[int], n: int) -> list[list[int]]:
-    """Indices for each of `n` workers: the dearest first, to whom has least."""
+def own_jobs(jobs: Sequence[Any], ranks: Ranks) -> list[int]:
+    """The numbers of the jobs that are this rank's: all, where it is the only one."""
+    return [i for i, job in enumerate(jobs) if ranks.size == 1 or job.rank == ranks.rank]
+
+
+def deal(costs: Sequence[int], n: int) -> list[list[int]]:
+    """Indices of jobs for each of `n` workers: the dearest first, to whom has least."""
     shares: list[list[int]] = [[] for _ in range(n)]
     loads = [0] * n
     for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):

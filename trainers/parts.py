@@ -18,11 +18,14 @@ from rollenv.config.train import TrainConfig
 from rollenv.inference.base import Engine
 from rollenv.inference.chat import ChatFormat
 from rollenv.inference.proxy import LLMProxy
+from rollenv.rollout.adapted import AdaptedEngine
 from rollenv.rollout.setup import model_engine, torch_engine, vllm_engine
 from rollenv.rollout.timeline import Timeline
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.learner import Learner, LocalLearner, RankedLearner, TrainerRank, TrainJob
+from rollenv.trainers.lora import base_weights, check_lora, scale_of, targeted_weights
 from rollenv.trainers.policy import load_model
+from rollenv.trainers.strategies.choose import check_strategy
 
 
 @dataclass(slots=True)
@@ -49,8 +52,12 @@ def local_parts(job: TrainJob, timeline: Timeline | None = None) -> Parts:
     """
     trainer, config = job.trainer(), job.config
     policy = trainer.policy
-    engine = model_engine(policy.model, policy.tokenizer, str(policy.device), config.rollout, timeline, config.vllm)
-    return Parts(LocalLearner(trainer, beside=config.rollout.eta > 0), engine)
+    model, wrap = policy.model, lambda engine: engine
+    if policy.adapter is not None:  # the engine's own copy has none: it is merged there
+        model = load_model(job.model)[0]
+        wrap = partial(AdaptedEngine, base=base_weights(policy.model), scale=policy.adapter.scale)
+    engine = model_engine(model, policy.tokenizer, str(policy.device), config.rollout, timeline, config.vllm, wrap)
+    return Parts(LocalLearner(trainer, config, beside=config.rollout.eta > 0), engine)
 
 
 def devices_here(fake: int = 0) -> int:
@@ -60,8 +67,11 @@ def devices_here(fake: int = 0) -> int:
 
 def planned(config: TrainConfig, available: int | None) -> DeviceMap:
     """The workers of a run on a cluster with so many devices (None: nobody knows yet). Raises RollenvError for a map
-    that cannot be."""
-    return device_map(config.devices, available, config.devices.ranks, config.rollout.replicas)
+    a strategy or adapters that cannot be."""
+    laid = device_map(config.devices, available, config.devices.ranks, config.rollout.replicas)
+    check_strategy(config, len(laid.policy))
+    check_lora(config.lora)
+    return laid
 
 
 async def cluster_parts(job: TrainJob, runtime: Runtime, laid: DeviceMap, timeline: Timeline | None = None) -> Parts:
@@ -82,10 +92,12 @@ async def cluster_parts(job: TrainJob, runtime: Runtime, laid: DeviceMap, timeli
 async def _ranks(job: TrainJob, runtime: Runtime, laid: DeviceMap, chat: ChatFormat) -> RankedLearner:
     size = len(laid.policy)
     specs = [
-        WorkerSpec(f"rank-{i}", partial(TrainerRank, job, i, size), devices, _share(laid))
+        WorkerSpec(
+            f"rank-{i}", partial(TrainerRank, job, i, size, bool({*devices} & {*laid.shared})), devices, _share(laid)
+        )
         for i, devices in enumerate(laid.policy)
     ]
-    return await RankedLearner.join(await WorkerGroup.start(runtime, specs), runtime, chat)
+    return await RankedLearner.join(await WorkerGroup.start(runtime, specs), runtime, chat, job)
 
 
 async def _engines(
@@ -113,14 +125,19 @@ async def _engines(
 
 def _engine_worker(job: TrainJob) -> EngineWorker:
     """In the worker: an engine of the run's model. The present weights come with the first update."""
-    config = job.config
+    config, lora = job.config, job.config.lora
     device = choose_device(config.device, config.threads)
-    model, tokenizer = load_model(job.resume.model if job.resume else job.model)
+    model, tokenizer = load_model(job.resume.model if job.resume and not lora.rank else job.model)
+    engine: Engine
     if config.rollout.engine == "torch":
-        return EngineWorker(lambda: torch_engine(model, tokenizer, device, config.rollout))
-    options = config.vllm.model_copy(update={"tensor_parallel": config.devices.per_engine})
-    share = config.devices.share
-    return EngineWorker(lambda: vllm_engine(model, tokenizer, device, config.rollout, options, can_sleep=share))
+        engine = torch_engine(model, tokenizer, device, config.rollout)
+    else:
+        options = config.vllm.model_copy(update={"tensor_parallel": config.devices.per_engine})
+        engine = vllm_engine(model, tokenizer, device, config.rollout, options, can_sleep=config.devices.share)
+    if lora.rank:
+        base = {name: weight.to(device) for name, weight in targeted_weights(model, lora).items()}
+        engine = AdaptedEngine(engine, base, scale_of(lora))
+    return EngineWorker(lambda: engine)
 
 
 def _share(laid: DeviceMap) -> float:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rollenv.errors import RollenvError
 from rollenv.inference.chat import ChatFormat
+from rollenv.trainers.lora import Adapter, adapter_state, merged_state, without_adapter
 from rollenv.trainers.packing import ATTENTION, PackedRow
 
 Precision = Literal["fp32", "bf16"]
@@ -26,6 +29,8 @@ class Policy:
     """A model to train. Weights stay in fp32; `precision` is that of the arithmetic (autocast for bf16).
 
     `value_head` [d -> 1] makes values of its hidden states, for PPO; it is no part of what is saved or sampled from.
+    `root` is there when its weights lie in shards (`strategies/sharded.py`): what computes with them has to be called
+    through it. `adapter` is there when low-rank adapters are what is trained (`lora.py`).
     """
 
     model: PreTrainedModel
@@ -34,6 +39,8 @@ class Policy:
     device: torch.device
     precision: Precision
     value_head: torch.nn.Module | None = None
+    root: torch.nn.Module | None = None
+    adapter: Adapter | None = None
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu", precision: Precision = "fp32") -> Policy:
@@ -63,6 +70,15 @@ class Policy:
         """Those of the model, then those of the value head."""
         head = [] if self.value_head is None else list(self.value_head.parameters())
         return [*self.model.parameters(), *head]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this rank has only a part of each weight."""
+        return self.root is not None
+
+    def layers(self) -> list[torch.nn.Module]:
+        """The layers of its decoder."""
+        return list(self.model.get_decoder().layers)
 
     def hidden(self, row: PackedRow) -> Tensor:
         """Last hidden states of a packed row, shape [T, d]."""
@@ -116,13 +132,40 @@ class Policy:
         values_N: Tensor = self.value_head(hidden_ND.float()).squeeze(-1)
         return values_N
 
-    def state(self) -> dict[str, Tensor]:
-        """The weights by name, detached, for the engine."""
-        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+    def state(self, keep: bool = True) -> dict[str, Tensor]:
+        """The weights by name, detached, whole and with the adapter in them.
+
+        Where they are in shards they are put together one by one, in the host's memory; all ranks have to ask together,
+        and one that does not `keep` them gets nothing.
+        """
+        state = {}
+        for name, tensor in self.model.state_dict().items():
+            together = whole(tensor.detach())
+            if keep:
+                state[name] = together.cpu() if self.sharded else together
+        return state if self.adapter is None or not keep else merged_state(state, self.adapter.scale)
+
+    def adapter_state(self) -> dict[str, Tensor]:
+        """A and B of every adapted module, detached and whole (as above)."""
+        return {name: whole(tensor) for name, tensor in adapter_state(self.model).items()}
+
+    def reference(self) -> contextlib.AbstractContextManager[None]:
+        """In this context the policy is the one that its adapter, if it has one, began with."""
+        return contextlib.nullcontext() if self.adapter is None else without_adapter(self.model)
 
     def save(self, folder: Path) -> None:
         """Writes a `transformers` folder: config, safetensors, tokenizer."""
-        save_model(self.model, self.tokenizer, folder)
+        save_model(self.model, self.state(), self.tokenizer, folder)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor of which this rank has all, or a shard: all of it, on every rank (which have to ask together)."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @contextlib.contextmanager
@@ -163,15 +206,18 @@ def load_model(path: str | Path) -> tuple[PreTrainedModel, Any]:
     return model, tokenizer
 
 
-def save_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
-    """Writes model and tokenizer into `folder`. Standard settings are written: nothing of rollenv's own."""
-    implementation = model.config._attn_implementation
-    model.config._attn_implementation = None
-    try:
-        with quiet():
-            model.save_pretrained(folder)
-    finally:
-        model.config._attn_implementation = implementation
+def save_model(model: PreTrainedModel, state: Mapping[str, Tensor], tokenizer: Any, folder: Path) -> None:
+    """Writes a model like `model` with the weights `state`, and its tokenizer. Standard settings are written, nothing
+    of rollenv's own. `model` may be trained meanwhile."""
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = None
+    with torch.device("meta"):
+        shell = type(model)(config)
+    shell.load_state_dict(dict(state), assign=True)
+    shell.tie_weights()
+    shell.generation_config = model.generation_config
+    with quiet():
+        shell.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -102,6 +102,8 @@ class TrainRun:
             self.learner, self.engine = self._parts.learner, self._parts.engine
             self._prepare_rollouts(resume)
             self._metrics = MetricsWriter(self.folder, self.step)
+            kept = config.checkpoint
+            self._writer = checkpoint.Writer(self.folder, kept.keep, kept.upload, self._on_checkpoint)
         except BaseException:
             self.worlds.close()  # their processes are running already
             raise
@@ -180,24 +182,33 @@ class TrainRun:
                 await self._finish_step()
                 self._stop_if_collapsed()
             while self.step < self.config.steps:
+                self._writer.check()
                 await self.learner.ensure_stays()
                 self._figures = await self._one_step()
                 await self._finish_step()
                 self._stop_if_collapsed()
+            await self._writer.settled()
             return self._result
         except RollenvError:
             # What was trained since the last checkpoint is not lost with the environment or the engine that broke.
+            with contextlib.suppress(RollenvError):
+                await self._writer.settled()
             if self.step and all(kept.step != self.step for kept in checkpoint.found(self.folder)):
                 with contextlib.suppress(RollenvError):
-                    await self._checkpoint()
+                    await self._written_checkpoint()
             raise
         finally:
+            with contextlib.suppress(RollenvError):
+                await self._writer.settled()
             await self.scheduler.close()
             await self._parts.close()
             self.worlds.close()
             self._metrics.close()
             if self._timeline is not None:
                 self._timeline.close()
+
+    def _on_checkpoint(self, written: checkpoint.Checkpoint) -> None:
+        self._on_figures("checkpoint", {"step": written.step, "folder": str(written.folder)})
 
     def _due(self, every: int) -> bool:
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
@@ -234,6 +245,9 @@ class TrainRun:
             trained = time.perf_counter()
             self.step += 1
             with span(self._timeline, "weight sync", version=self.step):
+                if self.config.devices.share:
+                    figures["offloaded_mib"] = await self.learner.offload() / 2**20
+                    await optional.wake(self.engine)  # before it is waited for
                 await self._hand_over_weights()
                 if self.config.devices.share:
                     await optional.wake(self.engine)
@@ -295,13 +309,13 @@ class TrainRun:
         """Awaits `work`; when a stop is asked for first, checkpoints the state of the last boundary and raises."""
         if self._stop.is_set():  # here: work that is done at once would win against the stop, again and again
             work.close()
-            raise Interrupted((await self._checkpoint()).folder, self.step)
+            raise Interrupted((await self._written_checkpoint()).folder, self.step)
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():  # also when a stop was asked for just now: the next wait will see it
                 return task.result()
-            raise Interrupted((await self._checkpoint()).folder, self.step)
+            raise Interrupted((await self._written_checkpoint()).folder, self.step)
         finally:
             stop.cancel()
             task.cancel()
@@ -332,13 +346,20 @@ class TrainRun:
             "eval_seconds": time.perf_counter() - began,
         }
 
-    async def _checkpoint(self) -> checkpoint.Checkpoint:
+    async def _checkpoint(self) -> None:
+        """Begins to write a checkpoint of the step just made."""
         with span(self._timeline, "checkpoint", step=self.step):
-            written = await self._write_checkpoint()
-        self._on_figures("checkpoint", {"step": self.step, "folder": str(written.folder)})
+            write_atomically(self.folder / "bias.json", [json.dumps(self.controller.bias.rows(), indent=1)])
+            await self._writer.begin(self.step, self.learner, checkpoint.files_of(*self._state()))
+
+    async def _written_checkpoint(self) -> checkpoint.Checkpoint:
+        """Writes one and waits for it."""
+        await self._checkpoint()
+        written = await self._writer.settled()
+        assert written is not None
         return written
 
-    async def _write_checkpoint(self) -> checkpoint.Checkpoint:
+    def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         state = {
             "step": self.step,
             "config": self.config.model_dump(mode="json"),
@@ -350,7 +371,4 @@ class TrainRun:
             "health": self._health.state_dict(),
             "collapse": self._collapse,
         }
-        rollouts = self.controller.state_dict()
-        write_atomically(self.folder / "bias.json", [json.dumps(self.controller.bias.rows(), indent=1)])
-        keep = self.config.checkpoint.keep
-        return await checkpoint.write(self.folder, self.step, self.learner.save, state, rollouts, keep)
+        return state, self.controller.state_dict()

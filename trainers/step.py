@@ -1,11 +1,13 @@
 """One training step from a batch of groups, whatever the algorithm (`AlgoConfig`), with a critic where it asks for one.
 
-Reads top to bottom: minibatches, what frozen weights say, credit, updates, figures.
+Reads top to bottom: what frozen weights say, credit, updates, figures. Which tokens make up an update is planned before
+(`plan.py`).
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,21 +15,22 @@ import torch
 from torch import Tensor
 
 from rollenv.config.train import AlgoConfig, CriticConfig, OptimConfig
+from rollenv.inference.parking import Parked, Where
 from rollenv.rollout.groups import Group
 from rollenv.trainers import credit
-from rollenv.trainers.algorithms.aggregation import token_weights
 from rollenv.trainers.algorithms.gae import whiten
 from rollenv.trainers.algorithms.kl import KL, adapted
 from rollenv.trainers.algorithms.losses import value_loss
 from rollenv.trainers.critic import Critic
-from rollenv.trainers.data import Sample, samples_of, train_tokens
 from rollenv.trainers.figures import Totals, token_figures, update_figures, value_figures
-from rollenv.trainers.minibatch import MicroBatch, Part, packed_micros, sizes
+from rollenv.trainers.minibatch import MicroBatch, Part, sizes
 from rollenv.trainers.objective import Stream, token_loss
-from rollenv.trainers.optim import adamw, lr_factor
-from rollenv.trainers.parallel import ALONE, GradientWorkers
-from rollenv.trainers.policy import Policy
-from rollenv.trainers.ranks import Ranks
+from rollenv.trainers.optim import adamw, clip_gradients, lr_factor
+from rollenv.trainers.plan import Plan, Planner, Shard, united
+from rollenv.trainers.policy import Policy, local
+from rollenv.trainers.state import Shape, make_room, optimizer_tensors
+from rollenv.trainers.strategies.base import Strategy, Workers
+from rollenv.trainers.strategies.replicated import SINGLE
 
 
 class PolicyTrainer:
@@ -40,7 +43,7 @@ class PolicyTrainer:
         temperature: that of the sampling, so that the trained distribution is the one that sampled.
         critic: settings of the critic, made when an algorithm needs one.
         by_env: algorithms of environments that have one of their own.
-        ranks: the other processes that train the same policy, with the same settings, on the same batches.
+        strategy: how it is spread over processes, which all have the same settings and get the same batches.
     """
 
     def __init__(
@@ -52,29 +55,28 @@ class PolicyTrainer:
         temperature: float = 1.0,
         critic: CriticConfig | None = None,
         by_env: Mapping[str, AlgoConfig] | None = None,
-        ranks: Ranks = ALONE,
+        strategy: Strategy = SINGLE,
     ) -> None:
         self.policy, self._optim = policy, optim
         self._total, self._temperature = total_steps, temperature
-        own = by_env or {}
-        self._algos = [algo, *dict.fromkeys(a for a in own.values() if a != algo)]
-        self._algo_of = {env: self._algos.index(a) for env, a in own.items()}
+        self._planner = Planner(algo, optim, by_env)
+        self._algos = self._planner.algos
         self.steps_done = 0
         self.lr_scale = 1.0
+        self._parked: Parked | None = None
         self._kl_coefs = [a.kl_coef for a in self._algos]
+        self._strategy = strategy
+        self._reference_workers: Workers | None = None
+        if self.needs_reference and policy.adapter is None:  # else the policy without its adapter is the reference
+            self.set_reference(_copy(policy))
         self.critic: Critic | None = None
         if any(a.needs_critic for a in self._algos):
-            self.critic = Critic(policy, critic or CriticConfig.model_validate({}), optim)
-        self._workers = GradientWorkers(policy, ranks=ranks)
+            self.critic = Critic(policy, critic or CriticConfig.model_validate({}), optim, strategy.prepare)
+        strategy.prepare(policy)
+        self._workers = strategy.workers(policy)
         own_model = self.critic is not None and not self.critic.shared
-        self._value_workers = (
-            GradientWorkers(self.critic.policy, ranks=ranks) if self.critic and own_model else self._workers
-        )
+        self._value_workers = strategy.workers(self.critic.policy) if self.critic and own_model else self._workers
         self.optimizer = adamw(policy.model.named_parameters(), optim.lr, optim.betas, optim.eps, optim.weight_decay)
-        self._reference: Policy | None = None
-        if self.needs_reference:
-            model = copy.deepcopy(policy.model).requires_grad_(False)
-            self._reference = Policy.of(model, policy.tokenizer, str(policy.device), policy.precision)
 
     @property
     def needs_reference(self) -> bool:
@@ -84,15 +86,61 @@ class PolicyTrainer:
     def set_reference(self, reference: Policy) -> None:
         """Replaces the reference of the KL term (on resume: the policy the run started from)."""
         reference.model.requires_grad_(False)
-        self._reference = reference
+        self._strategy.prepare(reference)
+        if self._reference_workers is not None:
+            self._reference_workers.close()
+        self._reference_workers = self._strategy.workers(reference)
+
+    def offload(self, to: Where) -> int:
+        """Sends what the optimizers keep away from their device, until it is wanted, and forgets gradients, which are
+        used up. Returns the bytes that are free by then."""
+        self._bring_back()
+        parameters, optimizers = self.policy.parameters(), [self.optimizer]
+        if self.critic is not None:
+            parameters += self.critic.policy.parameters()
+            optimizers.append(self.critic.optimizer)
+        freed = 0
+        for parameter in dict.fromkeys(parameters):
+            if parameter.grad is not None:
+                freed += local(parameter.grad).nbytes
+                parameter.grad = None
+        kept = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
+        self._parked = Parked([local(tensor) for tensor in kept if tensor.ndim], to)
+        return freed + self._parked.nbytes
+
+    def _bring_back(self) -> None:
+        parked, self._parked = self._parked, None
+        if parked is not None:
+            parked.bring_back()
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether `offload` holds."""
+        return self._parked is not None
+
+    @property
+    def shares(self) -> int:
+        """Micro-batches that are computed at the same time, over all ranks: a plan should have so many."""
+        return self._workers.shares
 
     def step(self, groups: Sequence[Group]) -> dict[str, float]:
-        """One training step. Without any group it changes nothing and says so (`updates` is 0)."""
+        """One training step, on a batch that every rank has. Without any group it changes nothing and says so
+        (`updates` is 0)."""
+        return self.train(self._planner.plan(groups, self.shares, self._strategy.ranks.size))
+
+    def step_on(self, plan: Plan, shard: Shard) -> dict[str, float]:
+        """One training step, of which this rank has its own shard."""
+        return self.train(united(plan, shard, self._strategy.ranks.rank))
+
+    def train(self, minibatches: Plan) -> dict[str, float]:
+        """One training step as it is planned."""
+        self._bring_back()
         factor = lr_factor(self.steps_done, self._total, self._optim.schedule, self._optim.warmup) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = self._optim.lr * factor
-        minibatches = self._minibatches(groups)
         parts = [part for minibatch in minibatches for part in minibatch]
+        for part in parts:
+            part.load(self.policy.device, self._strategy.ranks.rank, self._algos[part.algo])
         # With a single update the proximal policy is the current one: r is exactly 1 and needs no forward pass.
         self._ask_frozen(parts, single=len(minibatches) * self._optim.epochs == 1)
         self._whiten(parts)
@@ -105,54 +153,6 @@ class PolicyTrainer:
         self._steer_kl(parts, totals)
         return figures
 
-    # -- minibatches -------------------------------------------------------------------------------------------
-
-    def _minibatches(self, groups: Sequence[Group]) -> list[list[Part]]:
-        chosen: list[Group] = list(groups)
-        if any(algo.train_share < 1 for algo in self._algos):
-            kept = [credit.chosen(self._groups_of(groups, i), algo) for i, algo in enumerate(self._algos)]
-            indices = {group.request.index for part in kept for group in part}
-            chosen = [group for group in groups if group.request.index in indices]
-        stds = [credit.return_std(self._groups_of(chosen, i), algo) for i, algo in enumerate(self._algos)]
-        cut = [chosen[i :: self._optim.minibatches] for i in range(self._optim.minibatches)]
-        return [self._minibatch(part, stds) for part in cut if part]
-
-    def _groups_of(self, groups: Sequence[Group], algo: int) -> list[Group]:
-        return [group for group in groups if self._algo_of.get(group.request.env, 0) == algo]
-
-    def _minibatch(self, groups: Sequence[Group], stds: Sequence[float]) -> list[Part]:
-        parts: list[Part] = []
-        sequences = 0
-        for number, algo in enumerate(self._algos):
-            own = self._groups_of(groups, number)
-            samples = samples_of(own, algo, stds[number], sequences)
-            if samples:
-                tokens = train_tokens(samples, self.policy.device)
-                parts.append(Part(number, own, samples, tokens, tokens.advantages_N, sequences, stds[number]))
-            sequences += sum(len(group.trainable) for group in own)
-        if not any(part.tokens.targets_N.numel() for part in parts):
-            return []
-        sequence_N = torch.cat([part.tokens.sequence_N for part in parts])
-        begin = 0
-        for part in parts:
-            algo, end = self._algos[part.algo], begin + part.tokens.targets_N.numel()
-            # Over the whole minibatch, also where another algorithm trains its other parts.
-            weights_N = token_weights(sequence_N, sequences, algo.aggregation, algo.constant_length)
-            part.weights_N = weights_N[begin:end]
-            part.micros = self._packed(part, algo)
-            begin = end
-        return parts
-
-    def _packed(self, part: Part, algo: AlgoConfig) -> list[MicroBatch]:
-        """Micro-batches of the samples that can have a gradient. Without a KL or entropy term a token of advantage 0
-        has none: its place in the denominator is all it contributes, and the forward pass is saved."""
-        kept = list(range(len(part.samples)))
-        if not (credit.comes_late(algo) or algo.kl_coef > 0 or algo.entropy_coef != 0 or algo.loss == "kimi"):
-            kept = _with_advantage(part.samples, whole=algo.by_sequence)
-        if not kept:
-            return []
-        return packed_micros(part, algo, kept, self._optim.microbatch_tokens, self._workers.shares)
-
     # -- what frozen weights say, and the credit that follows -----------------------------------------------------
 
     def _ask_frozen(self, parts: Sequence[Part], single: bool) -> None:
@@ -163,7 +163,8 @@ class PolicyTrainer:
             if (algo.proximal == "recompute" and not single) or costs:
                 old = self._mapped(part, self._workers, self._frozen_logprobs)
             if algo.kl_coef > 0:
-                ref = self._mapped(part, self._workers, self._reference_logprobs)
+                workers = self._reference_workers or self._workers
+                ref = self._mapped(part, workers, self._reference_logprobs)
                 for micro, ref_N in zip(part.micros, ref, strict=True):
                     micro.ref_logp_N = ref_N
             if algo.needs_critic:
@@ -176,18 +177,17 @@ class PolicyTrainer:
                 for micro, old_N in zip(part.micros, old, strict=True):
                     micro.old_logp_N = old_N
 
-    def _mapped(
-        self, part: Part, workers: GradientWorkers, function: Callable[[Policy, MicroBatch], Tensor]
-    ) -> list[Tensor]:
+    def _mapped(self, part: Part, workers: Workers, function: Callable[[Policy, MicroBatch], Tensor]) -> list[Tensor]:
         return workers.map(part.micros, sizes(part.micros), function)
 
     @torch.no_grad()
     def _frozen_logprobs(self, policy: Policy, micro: MicroBatch) -> Tensor:
-        return policy.logprobs(micro.row, micro.tokens.rows_N, micro.tokens.targets_N, self._temperature)[0]
+        row, tokens = micro.packed
+        return policy.logprobs(row, tokens.rows_N, tokens.targets_N, self._temperature)[0]
 
-    def _reference_logprobs(self, _: Policy, micro: MicroBatch) -> Tensor:
-        assert self._reference is not None
-        return self._frozen_logprobs(self._reference, micro)
+    def _reference_logprobs(self, policy: Policy, micro: MicroBatch) -> Tensor:
+        with policy.reference():
+            return self._frozen_logprobs(policy, micro)
 
     def _give_credit(self, part: Part, algo: AlgoConfig, coef: float, old: Sequence[Tensor] | None) -> None:
         costs_N = None
@@ -229,13 +229,13 @@ class PolicyTrainer:
         if self.critic is not None and (alone or not self.critic.shared):
             self._backward(self._value_workers, valued, self._value_loss, totals)
         if not alone:
-            norm = torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self._optim.max_grad_norm)
-            finite = bool(torch.isfinite(norm))
+            norm = clip_gradients(self.policy.model.parameters(), self._optim.max_grad_norm)
+            finite = math.isfinite(norm)
             if finite:
                 self.optimizer.step()
             else:
                 totals[0].values["skipped_updates"] += 1
-            norms.policy.append(float(norm) if finite else 0.0)
+            norms.policy.append(norm if finite else 0.0)
         if self.critic is not None and valued:
             value_norm = self.critic.step(factor)
             if value_norm is None:
@@ -244,7 +244,7 @@ class PolicyTrainer:
 
     def _backward(
         self,
-        workers: GradientWorkers,
+        workers: Workers,
         micros: Sequence[MicroBatch],
         loss: Callable[[Policy, MicroBatch], tuple[Tensor, Totals]],
         totals: Sequence[Totals],
@@ -253,8 +253,8 @@ class PolicyTrainer:
             totals[micro.algo].add(summed)
 
     def _loss(self, policy: Policy, micro: MicroBatch) -> tuple[Tensor, Totals]:
-        algo, tokens, totals = self._algos[micro.algo], micro.tokens, Totals()
-        hidden_ND = policy.hidden_at(micro.row, tokens.rows_N)
+        algo, totals, (row, tokens) = self._algos[micro.algo], Totals(), micro.packed
+        hidden_ND = policy.hidden_at(row, tokens.rows_N)
         with_gradient = algo.entropy_coef != 0
         logp_N, entropy_N = policy.logprobs_of(hidden_ND, tokens.targets_N, self._temperature, with_gradient)
         stream = Stream(
@@ -270,6 +270,9 @@ class PolicyTrainer:
         made = token_loss(stream, algo, self.steps_done, self._kl_coefs[micro.algo])
         loss = (micro.weights_N * made.loss_N).sum()
         totals.tokens += logp_N.numel()
+        slots, padding = row.padding()
+        totals.values["slots"] += slots
+        totals.values["padding"] += padding
         totals.values["loss"] += float(loss.detach())
         totals.values["entropy"] += float(entropy_N.detach().sum())
         totals.values["clipped"] += float(made.clipped_N.float().sum())
@@ -284,9 +287,9 @@ class PolicyTrainer:
     def _value_loss(self, policy: Policy, micro: MicroBatch) -> tuple[Tensor, Totals]:
         """The critic's loss by itself; on the policy's own model its gradient stays in the head."""
         assert self.critic is not None
-        totals = Totals()
+        totals, (row, tokens) = Totals(), micro.packed
         with torch.set_grad_enabled(not self.critic.shared):
-            hidden_ND = policy.hidden_at(micro.row, micro.tokens.rows_N)
+            hidden_ND = policy.hidden_at(row, tokens.rows_N)
         return self._value_part(policy.values_of(hidden_ND), micro, totals), totals
 
     def _value_part(self, values_N: Tensor, micro: MicroBatch, totals: Totals) -> Tensor:
@@ -307,7 +310,7 @@ class PolicyTrainer:
         for each in totals:
             whole.add(each)
         figures = update_figures(whole, norms.policy, lr) | token_figures([part.tokens for part in parts])
-        if self._reference is not None:
+        if self.needs_reference:
             with_kl = sum(t.tokens for t, algo in zip(totals, self._algos, strict=True) if algo.kl_coef > 0)
             figures["kl"] = whole.values["kl"] / max(1, with_kl)
         if any(algo.kl_target is not None for algo in self._algos):
@@ -324,33 +327,53 @@ class PolicyTrainer:
         for number, algo in enumerate(self._algos):
             if algo.kl_target is not None and totals[number].tokens:
                 kl = totals[number].values["kl"] / totals[number].tokens
-                episodes = sum(len(group.trainable) for part in parts if part.algo == number for group in part.groups)
+                episodes = sum(part.episodes for part in parts if part.algo == number)
                 self._kl_coefs[number] = adapted(self._kl_coefs[number], kl, algo.kl_target, episodes, algo.kl_horizon)
 
     def close(self) -> None:
         """Ends the threads that compute gradients."""
-        self._workers.close()
-        if self._value_workers is not self._workers:
-            self._value_workers.close()
+        for workers in {self._workers, self._value_workers, self._reference_workers} - {None}:
+            workers.close()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the optimizer keeps, and the critic, by name; the tensors themselves, shards where they are in shards.
+        (The policy's weights are saved as a model folder.)"""
+        self._bring_back()
+        own = optimizer_tensors(self.optimizer, self.policy.model.named_parameters(), "optimizer")
+        return own | (self.critic.tensors() if self.critic is not None else {})
+
+    def room_for(self, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+        """`tensors`, after making room for all of `shapes`: to be filled."""
+        make_room(self.optimizer, self.policy.model.named_parameters(), "optimizer", shapes)
+        if self.critic is not None:
+            self.critic.make_room(shapes)
+        return self.tensors()
+
+    def numbers(self) -> dict[str, Any]:
+        """Step count and coefficients."""
+        return {"steps_done": self.steps_done, "lr_scale": self.lr_scale, "kl_coefs": list(self._kl_coefs)}
+
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continues from `numbers`."""
+        self.steps_done = int(numbers["steps_done"])
+        self.lr_scale = float(numbers["lr_scale"])
+        self._kl_coefs = [float(coef) for coef in numbers["kl_coefs"]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, step count, coefficients and critic (the weights are saved as a model folder)."""
-        state = {
-            "optimizer": self.optimizer.state_dict(),
-            "steps_done": self.steps_done,
-            "lr_scale": self.lr_scale,
-            "kl_coefs": list(self._kl_coefs),
-        }
-        return state | ({"critic": self.critic.state_dict()} if self.critic is not None else {})
+        """`numbers` and, under "tensors", `tensors`."""
+        return self.numbers() | {"tensors": self.tensors()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state_dict`."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.steps_done = int(state["steps_done"])
-        self.lr_scale = float(state.get("lr_scale", 1.0))
-        self._kl_coefs = [float(coef) for coef in state.get("kl_coefs", self._kl_coefs)]
-        if self.critic is not None:
-            self.critic.load_state_dict(state["critic"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from the `state_dict` of a trainer of the same kind, whose tensors are copied."""
+        self.load_numbers(state)
+        room = self.room_for({name: (tensor.shape, tensor.dtype) for name, tensor in state["tensors"].items()})
+        with torch.no_grad():
+            for name, tensor in state["tensors"].items():
+                room[name].copy_(tensor)
+
+
+def _copy(policy: Policy) -> Policy:
+    return Policy.of(copy.deepcopy(policy.model), policy.tokenizer, str(policy.device), policy.precision)
 
 
 class _Norms:
@@ -363,12 +386,5 @@ class _Norms:
 
 @torch.no_grad()
 def _frozen_values(policy: Policy, micro: MicroBatch) -> Tensor:
-    return policy.values_of(policy.hidden_at(micro.row, micro.tokens.rows_N))
-
-
-def _with_advantage(samples: Sequence[Sample], whole: bool) -> list[int]:
-    """Places of the samples with an advantage; with `whole`, of all samples of an episode that has one."""
-    if not whole:
-        return [i for i, sample in enumerate(samples) if any(sample.advantages)]
-    alive = {sample.sequence for sample in samples if any(sample.advantages)}
-    return [i for i, sample in enumerate(samples) if sample.sequence in alive]
+    row, tokens = micro.packed
+    return policy.values_of(policy.hidden_at(row, tokens.rows_N))

@@ -70,8 +70,8 @@ def apply_words(
         RollenvError: a key or a preset that there is not.
     """
     for key, value in words:
-        if key == "algo" and key in model.model_fields:
-            merge_layer(data, {"algo": value})
+        if key in ("algo", "strategy") and key in model.model_fields:
+            merge_layer(data, {key: value})
         else:
             full = resolve_key(model, key, env_keys)
             if full == "algo.loss":
@@ -82,11 +82,13 @@ def apply_words(
 
 def merge_layer(data: dict[str, Any], layer: Mapping[str, Any]) -> None:
     """Merges `layer` into `data`, its values over those there. `algo` may be a preset's name, or a table that names one
-    (`preset`) beside what it sets itself.
+    (`preset`) beside what it sets itself; `strategy` may be its kind.
 
     Raises:
         RollenvError: there is no such preset.
     """
+    if isinstance(layer.get("strategy"), str):
+        layer = {**layer, "strategy": {"kind": layer["strategy"]}}
     algo = layer.get("algo")
     if isinstance(algo, str):
         algo = {"preset": algo}

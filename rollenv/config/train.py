@@ -367,6 +367,9 @@ class CheckpointConfig(Section):
     """Training steps between checkpoints; 0 writes one at the end only. Ctrl-C always writes one."""
     keep: int = Field(2, ge=1)
     """Checkpoints kept, the newest."""
+    upload: str | None = None
+    """Called with the folder of each checkpoint once it is whole, while training goes on: `module:function`, or a shell
+    command, to which the folder is appended. Its failure is a warning."""
 
 
 class InjectConfig(Section):
@@ -409,7 +412,10 @@ class DevicesConfig(Section):
     per_engine: int = Field(1, ge=1)
     """Devices of one engine (tensor parallel)."""
     share: bool = False
-    """Devices named in both train and generate by turns: engines that can (vLLM) sleep while they train."""
+    """Devices named in both train and generate by turns: engines sleep while they train."""
+    offload: Literal["none", "host", "disk"] = "host"
+    """With `share`: where the optimizer's state is while its device generates: where it was, in the host's memory, or
+    in a file that has no name ($TMPDIR says on which disk)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -418,6 +424,64 @@ class DevicesConfig(Section):
         if not isinstance(data, dict):
             return data
         return {k: str(v) if k in ("policy", "rollout") and type(v) is int else v for k, v in data.items()}
+
+    @model_validator(mode="after")
+    def _offload_needs_turns(self) -> DevicesConfig:
+        if self.offload == "disk" and not self.share:
+            raise ValueError(
+                "devices.offload=disk is for devices that train and generate by turns: say devices.share=true"
+            )
+        return self
+
+
+class StrategyConfig(Section):
+    """How the training of the policy is spread over ranks: `strategy=NAME`, and what differs from it."""
+
+    kind: Literal["auto", "single", "ddp", "fsdp2"] = "auto"
+    """One process; replicas whose gradients are summed; weights, gradients and optimizer state in shards (FSDP2);
+    `auto` is `single` with one rank and `ddp` with several."""
+    recompute: bool = False
+    """Activation checkpointing: a layer's activations are computed again in the backward pass rather than kept."""
+    reshard: bool = True
+    """With `fsdp2`: a layer's weights are taken apart after its forward pass, too; `false` costs memory and saves
+    traffic."""
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    """With `fsdp2` and `optim.precision=bf16`: type that gradients are summed in."""
+    cpu_offload: bool = False
+    """With `fsdp2` on GPUs: shards, gradients and optimizer state stay in the host's memory."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_named(cls, data: Any) -> Any:
+        return {"kind": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _options_are_the_kinds_own(self) -> StrategyConfig:
+        usual = StrategyConfig.model_fields
+        for name in ("reshard", "reduce", "cpu_offload"):
+            if self.kind != "fsdp2" and getattr(self, name) != usual[name].default:
+                raise ValueError(f"strategy.{name} is an option of strategy=fsdp2, not of strategy={self.kind}")
+        return self
+
+
+class LoraConfig(Section):
+    """Low-rank adapters: all other weights stay as they are, and only adapters are kept and travel."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: float | None = Field(None, gt=0)
+    """What an adapter adds is scaled by alpha / rank; none: alpha is twice the rank."""
+    targets: str = "all"
+    """Linear maps that get adapters, by their last names (`q_proj,v_proj`); `all`: every one but the output head."""
+    sync: Literal["adapter", "merged"] = "adapter"
+    """What engines get: the adapter, which they merge themselves, or whole weights."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _targets_may_be_a_list(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("targets"), list):
+            return {**data, "targets": ",".join(map(str, data["targets"]))}
+        return data
 
 
 class RayConfig(Section):
@@ -487,6 +551,8 @@ class TrainConfig(Section):
     vllm: VLLMConfig = VLLMConfig()  # type: ignore[call-arg]
     health: HealthConfig = HealthConfig()  # type: ignore[call-arg]
     inject: InjectConfig = InjectConfig()  # type: ignore[call-arg]
+    lora: LoraConfig = LoraConfig()  # type: ignore[call-arg]
+    strategy: StrategyConfig = StrategyConfig()
     devices: DevicesConfig = DevicesConfig()  # type: ignore[call-arg]
     ray: RayConfig = RayConfig()  # type: ignore[call-arg]
 
@@ -502,4 +568,18 @@ class TrainConfig(Section):
             raise ValueError("vllm.tensor_parallel is for runtime 'local': on a cluster say devices.per_engine")
         if self.devices.per_engine > 1 and self.rollout.engine == "torch":
             raise ValueError("devices.per_engine above 1 needs an engine that shares a model: say rollout.engine=vllm")
+        return self
+
+    @model_validator(mode="after")
+    def _strategy_fits(self) -> TrainConfig:
+        strategy = self.strategy
+        if self.runtime == "local" and strategy.kind in ("ddp", "fsdp2"):
+            raise ValueError(
+                f"strategy={strategy.kind} spreads training over ranks, and runtime 'local' has one process: "
+                "say runtime=ray"
+            )
+        if strategy.reduce == "bf16" and self.optim.precision != "bf16":
+            raise ValueError("strategy.reduce=bf16 sums gradients in bf16, which needs optim.precision=bf16")
+        if strategy.cpu_offload and self.device == "cpu":
+            raise ValueError("strategy.cpu_offload=true needs a GPU to offload from, and device is cpu")
         return self

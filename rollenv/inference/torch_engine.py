@@ -39,6 +39,7 @@ from rollenv.inference.cores import one_core_threads, worth_sharing
 from rollenv.inference.fused import fused_runner
 from rollenv.inference.invariance import probe
 from rollenv.inference.kv_cache import KVCache, KVShape
+from rollenv.inference.parking import Parked
 from rollenv.inference.requests import check_ids, check_not_empty, check_sampling, check_tensors
 from rollenv.inference.runner import ModuleRunner, Runner
 from rollenv.inference.sampling import sample
@@ -169,6 +170,9 @@ class TorchEngine:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._updates: deque[_Update] = deque()
+        self._asleep = False
+        self._to_sleep: list[asyncio.Future[None]] = []
+        self._parked: Parked | None = None  # weights, while they are on the host
         self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "steps": 0}
         self._step_seconds = 0.0
         self._closed = False
@@ -307,6 +311,31 @@ class TorchEngine:
         self._work.set()
         await future
 
+    async def sleep(self) -> None:
+        """Gives its memory away between two steps: keys and values are forgotten, weights move to the host's memory (on
+        the CPU they are there). Completions that run are computed from their whole prompt when it wakes, and go on with
+        the weights of then; those that are asked for meanwhile wait. New weights are taken while it sleeps, too.
+
+        Raises:
+            EngineDead: the engine is closed.
+        """
+        if self._closed:
+            raise EngineDead("the engine is closed")
+        if self._asleep:
+            return
+        self._ensure_loop()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._to_sleep.append(future)
+        self._work.set()
+        await future
+
+    async def wake(self) -> None:
+        """Takes its memory back and goes on, with the weights that it had. Awake, it does nothing."""
+        if self._asleep:
+            await self._fetch_weights()
+            self._asleep = False
+            self._work.set()
+
     async def close(self) -> None:
         """Ends all work (running completions return with `aborted`) and frees everything."""
         if self._closed:
@@ -317,9 +346,9 @@ class TorchEngine:
         self._work.set()
         if self._task is not None and self._loop is asyncio.get_running_loop():
             await self._task
-        for update in self._updates:
-            if not update.future.done():
-                update.future.set_exception(EngineDead("the engine was closed"))
+        for future in [*(update.future for update in self._updates), *self._to_sleep]:
+            if not future.done():
+                future.set_exception(EngineDead("the engine was closed"))
         for worker in self._workers:
             worker.stop()
         self._cache.clear()
@@ -360,13 +389,14 @@ class TorchEngine:
         self._waiting.clear()
         self._running.clear()
         self._updates.clear()
+        self._to_sleep.clear()
         for state in self._sessions:
             if state.request is not None:
                 self._sessions.forget(state)
 
     async def _run(self) -> None:
         while not self._closed:
-            if not (self._waiting or self._running or self._updates):
+            if not self._updates and (self._asleep or not (self._waiting or self._running or self._to_sleep)):
                 self._work.clear()
                 await self._work.wait()
             # Environments that answer at once bring their sessions back within a tick or two: let them join this step.
@@ -374,7 +404,12 @@ class TorchEngine:
             await asyncio.sleep(0)
             try:
                 if self._updates:
+                    await self._fetch_weights()  # it may be asleep, and stays so
                     await self._apply_updates()
+                if self._to_sleep and not self._asleep:
+                    await self._fall_asleep()
+                if self._asleep:
+                    continue
                 self._admit()
                 if self._running and not self._closed:
                     await self._step()
@@ -417,9 +452,11 @@ class TorchEngine:
                 continue
             if reused is None:
                 return
+            request.todo += request.ids  # of one that was running when the engine fell asleep
             self._counts["reused"] += reused
             self._waiting.popleft()
-            request.waited = asyncio.get_running_loop().time() - request.asked
+            if not request.ids:
+                request.waited = asyncio.get_running_loop().time() - request.asked
             self._running.append(request)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -512,6 +549,28 @@ class TorchEngine:
                 self._running.remove(request)
             request.fail(EngineError(f"a step failed: {type(error).__name__}: {error}"))
             self._sessions.forget(request.session)
+
+    # -- sleep ---------------------------------------------------------------------------------------------------------
+
+    async def _fall_asleep(self) -> None:
+        self._waiting.extendleft(reversed(self._running))
+        self._running.clear()
+        for session in self._sessions:
+            self._sessions.free(session)
+        self._cache.clear()
+        self._parked = await asyncio.wrap_future(
+            self._workers[0].submit(lambda: Parked(self._model.parameters(), "host"))
+        )
+        self._asleep = True
+        for future in self._to_sleep:
+            if not future.done():
+                future.set_result(None)
+        self._to_sleep.clear()
+
+    async def _fetch_weights(self) -> None:
+        parked, self._parked = self._parked, None
+        if parked is not None:
+            await asyncio.wrap_future(self._workers[0].submit(parked.bring_back))
 
     # -- weights -------------------------------------------------------------------------------------------------------
 

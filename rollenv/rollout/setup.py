@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollenv.config.train import RolloutConfig, SamplingConfig, VLLMConfig
@@ -32,23 +32,25 @@ def model_engine(
     config: RolloutConfig,
     timeline: Timeline | None = None,
     vllm: VLLMConfig | None = None,
+    wrap: Callable[[Engine], Engine] = lambda engine: engine,
 ) -> Engine:
     """An engine with a copy of `model`, or as many behind a proxy as `config.replicas` says, one GPU after another;
-    each is drawn on `timeline`. `vllm` are the settings of vLLM, where `config.engine` is that.
+    each in `wrap`, and drawn on `timeline`. `vllm` are the settings of vLLM, where `config.engine` is that.
 
     Raises:
         RollenvError: the engine cannot be had here.
     """
     draw = timeline.engine if timeline is not None else (lambda engine, name: engine)
     if config.replicas == 1:
-        return draw(single_engine(model, tokenizer, device, config, vllm), "engine")
+        return draw(wrap(single_engine(model, tokenizer, device, config, vllm)), "engine")
     import torch  # here and below: a simulation needs only the rest of this file
 
     here = torch.cuda.device_count() if device == "cuda" else 0
     devices = [f"cuda:{i % here}" if here else device for i in range(config.replicas)]
-    engines = [draw(single_engine(model, tokenizer, on, config, vllm), f"replica-{i}") for i, on in enumerate(devices)]
+    engines = [wrap(single_engine(model, tokenizer, on, config, vllm)) for on in devices]
+    drawn = [draw(engine, f"replica-{i}") for i, engine in enumerate(engines)]
     # An episode's own deadline passes first: a slow completion is that episode's misfortune, not its replica's death.
-    return LLMProxy(engines, stall_seconds=2 * config.generate_seconds)
+    return LLMProxy(drawn, stall_seconds=2 * config.generate_seconds)
 
 
 def single_engine(

@@ -273,3 +273,41 @@ def test_every_field_says_what_it_means(model: Any) -> None:
             yield from fields(field.annotation) if nested else [(m.__name__, name, field.description)]
 
     assert [entry[:2] for entry in fields(model) if not entry[2]] == []
+
+
+# -- strategies and adapters -----------------------------------------------------------------------------------
+
+
+def test_a_strategy_is_a_word_a_text_in_a_file_or_a_table(tmp_path: Path) -> None:
+    assert load().strategy.kind == "auto"
+    config = load("runtime=ray", "strategy=fsdp2", "strategy.reshard=false", "recompute=true")
+    assert (config.strategy.kind, config.strategy.reshard, config.strategy.recompute) == ("fsdp2", False, True)
+    assert load("strategy.reshard=false", "strategy=fsdp2", "runtime=ray").strategy == config.strategy.model_copy(
+        update={"recompute": False}
+    )
+    assert load(file=toml(tmp_path, "runtime = 'ray'\nstrategy = 'ddp'\n")).strategy.kind == "ddp"
+    file = toml(tmp_path, "runtime = 'ray'\n[strategy]\nkind = 'fsdp2'\nreduce = 'bf16'\n[optim]\nprecision = 'bf16'\n")
+    assert load(file=file).strategy.reduce == "bf16"
+    assert load("lora.rank=4", "lora.targets=['q_proj', 'v_proj']").lora.targets == "q_proj,v_proj"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["strategy=fsdp"], "fsdp"),
+        (["strategy=ddp"], "runtime 'local' has one process: say runtime=ray"),
+        (
+            ["strategy=ddp", "runtime=ray", "strategy.reshard=false"],
+            r"strategy\.reshard is an option of strategy=f",
+        ),
+        (["runtime=ray", "strategy.cpu_offload=true"], r"strategy\.cpu_offload is an option of strategy=fsdp2"),
+        (["strategy=fsdp2", "runtime=ray", "strategy.reduce=bf16"], r"needs optim\.precision=bf16"),
+        (["strategy=fsdp2", "runtime=ray", "device=cpu", "strategy.cpu_offload=true"], "needs a GPU to offload from"),
+        (["runtime=ray", "devices.offload=disk"], r"say devices\.share=true"),
+        (["lora.rank=-1"], "lora.rank"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(words: list[str], message: str) -> None:
+    with pytest.raises(RollenvError, match=message) as refusal:
+        load(*words)
+    assert "\n" not in str(refusal.value)

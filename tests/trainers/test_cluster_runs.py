@@ -23,7 +23,7 @@ from rollenv.trainers.parts import cluster_parts, planned  # noqa: E402
 from rollenv.trainers.run import TrainRun  # noqa: E402
 from rollenv.trainers.world import algorithms  # noqa: E402
 
-pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(1800)]
 
 
 def on_ray(out: Path, **settings: Any) -> TrainConfig:
@@ -57,7 +57,8 @@ def train(
 MAPS = {
     "CPU": {},
     "disjoint": {"devices": {"policy": "0", "rollout": "2-3"}},
-    "colocated": {"devices": {"policy": "1", "rollout": "1", "share": True}},
+    "colocated": {"devices": {"policy": "1", "rollout": "1", "share": True, "offload": "disk"}},
+    "sharded": {"devices": {"policy": "1", "rollout": "1", "share": True, "offload": "disk"}, "strategy": "fsdp2"},
 }
 
 
@@ -68,13 +69,19 @@ def test_with_one_rank_the_figures_and_weights_are_the_same(
     runs.train(runs.config(tmp_path / "here"), model)
     train(on_ray(tmp_path / "there", **MAPS[name]), model, ray_cluster)
     runs.assert_equal_runs(tmp_path / "here", tmp_path / "there")
+    freed = [line.get("offloaded_mib", 0) for line in read_metrics(tmp_path / "there")[1:]]
+    weights = sum(tensor.nbytes for tensor in runs.weights(tmp_path / "there").values())
+    assert all((mib * 2**20 > 2 * weights) is ("share" in MAPS[name].get("devices", {})) for mib in freed)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_and_two_engines_train_the_same_up_to_the_order_of_sums(
-    model: Path, tmp_path: Path, ray_cluster: Any
+    strategy: str, model: Path, tmp_path: Path, ray_cluster: Any
 ) -> None:
-    runs.train(runs.config(tmp_path / "here", steps=2), model)
-    c = on_ray(tmp_path / "there", steps=2, devices={"policy": "0-1", "rollout": "2-3"})
+    """With `fsdp2` also by adapters, which the engines merge themselves."""
+    devices, lora = {"policy": "0-1", "rollout": "2-3"}, {"rank": 8} if strategy == "fsdp2" else {}
+    runs.train(runs.config(tmp_path / "here", steps=2, lora=lora), model)
+    c = on_ray(tmp_path / "there", steps=2, devices=devices, strategy=strategy, lora=lora)
     train(c, model, ray_cluster)
     ours, theirs = runs.weights(tmp_path / "here"), runs.weights(tmp_path / "there")
     assert all(torch.allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-5) for name in ours)

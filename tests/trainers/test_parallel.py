@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import toys  # noqa: E402
 
 from rollenv.trainers.packing import pack  # noqa: E402
-from rollenv.trainers.parallel import GradientWorkers, _deal  # noqa: E402
+from rollenv.trainers.parallel import GradientWorkers, deal  # noqa: E402
 from rollenv.trainers.policy import Policy  # noqa: E402
 
 
@@ -91,8 +91,8 @@ def test_an_error_of_one_worker_is_raised_when_all_have_ended() -> None:
 
 
 @given(st.lists(st.integers(1, 500), max_size=30), st.integers(1, 8))
-def test_every_job_is_dealt_once_and_evenly(costs: list[int], n: int) -> None:
-    shares = _deal(costs, n)
+def test_every_job_isdealt_once_and_evenly(costs: list[int], n: int) -> None:
+    shares = deal(costs, n)
     assert sorted(i for share in shares for i in share) == list(range(len(costs)))
     loads = [sum(costs[i] for i in share) for share in shares]
     assert max(loads) - min(loads) <= max(costs, default=0)

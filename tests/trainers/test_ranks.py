@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(1800)
 
 import toys  # noqa: E402
 from batches import algo, make_groups, optim  # noqa: E402
+from spawned import apart_from_packing, in_ranks, strategy  # noqa: E402
 
 from rollenv.config.train import CriticConfig  # noqa: E402
-from rollenv.trainers.policy import Policy  # noqa: E402
+from rollenv.trainers.policy import Policy, whole  # noqa: E402
 from rollenv.trainers.step import PolicyTrainer  # noqa: E402
+from rollenv.trainers.strategies.replicated import SINGLE  # noqa: E402
 
 STEPS = 3
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -24,35 +26,44 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "kl": {"kl_coef": 0.1, "entropy_coef": 0.01},
     "ppo": {"advantage": "gae"},
     "own-critic": {"advantage": "gae"},
+    "critic-first": {"advantage": "gae"},
     "two-epochs": {"loss": "cispo"},
+    "by-sequence": {"loss": "gspo", "correction": "tis_sequence"},
 }
 
 
 def settings(name: str) -> tuple[Any, Any, Any]:
     more = {"epochs": 2, "minibatches": 2} if name == "two-epochs" else {}
-    critic = CriticConfig.model_validate({"kind": "model" if name == "own-critic" else "head"})
-    return algo(**ALGORITHMS[name]), optim(microbatch_tokens=64, **more), critic
+    own = {"kind": "model" if name == "own-critic" else "head", "critic_warmup": 2 * (name == "critic-first")}
+    return algo(**ALGORITHMS[name]), optim(microbatch_tokens=64, **more), CriticConfig.model_validate(own)
 
 
-def train(model: Path, name: str, ranks: Any = None) -> tuple[list[dict[str, float]], dict[str, Any]]:
+PAIRS = [
+    *(("ddp", name) for name in ("grpo", "kl", "two-epochs")),
+    ("ddp-recompute", "own-critic"),
+    *(("fsdp2", name) for name in ("grpo", "ppo", "own-critic", "by-sequence")),
+    ("fsdp2-together", "kl"),
+    ("fsdp2-together", "critic-first"),
+    ("fsdp2-offload", "two-epochs"),
+]
+"""Each strategy, and each kind of pass through the model under either of them."""
+
+Trained = tuple[list[dict[str, float]], dict[str, Any]]
+
+
+def train(model: Path, name: str, spread: Any = SINGLE, steps: int = STEPS) -> Trained:
+    """The figures of each step, and the weights after the last one."""
     algorithm, optimizer, critic = settings(name)
     policy = Policy.load(model)
-    more = {} if ranks is None else {"ranks": ranks}
-    trainer = PolicyTrainer(policy, algorithm, optimizer, STEPS, critic=critic, **more)
-    figures = [trainer.step(make_groups(seed)) for seed in range(STEPS)]
+    trainer = PolicyTrainer(policy, algorithm, optimizer, STEPS, critic=critic, strategy=spread)
+    figures = [trainer.step(make_groups(seed)) for seed in range(steps)]
     trainer.close()
     return figures, {key: value.clone() for key, value in policy.state().items()}
 
 
-def one_rank(rank: int, size: int, port: int, model: Path, out: Path) -> None:
-    import torch.distributed as dist
-
-    from rollenv.trainers.ranks import TorchRanks
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
-    torch.save({name: train(model, name, TorchRanks()) for name in ALGORITHMS}, out / f"{rank}.pt")
-    dist.destroy_process_group()
+def train_all(model: Path) -> dict[tuple[str, str], Trained]:
+    """In a rank: all pairs."""
+    return {(spread, name): train(model, name, strategy(spread)) for spread, name in PAIRS}
 
 
 @pytest.fixture(scope="module")
@@ -63,28 +74,91 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def both(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks has at the end, for each algorithm."""
-    out = tmp_path_factory.mktemp("out")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=one_rank, args=(rank, 2, port, model, out)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(200)
-    assert [process.exitcode for process in processes] == [0, 0]
-    return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(2)]
+def both(model: Path) -> list[dict[tuple[str, str], Trained]]:
+    """What each of two ranks has at the end."""
+    return in_ranks(2, partial(train_all, model))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_two_ranks_equal_one(name: str, model: Path, both: list[dict[str, Any]]) -> None:
-    figures, weights = train(model, name)
-    (ours, our_weights), (theirs, their_weights) = both[0][name], both[1][name]
-    assert ours == theirs, "both ranks report the same, to the bit"
-    assert all(torch.equal(our_weights[key], their_weights[key]) for key in weights)
-    for expected, found in zip(figures, ours, strict=True):
-        assert expected == pytest.approx(found, rel=1e-4, abs=1e-6)
-    assert all(torch.allclose(weights[key], our_weights[key], rtol=1e-5, atol=1e-5) for key in weights)
+def assert_equal(single: Trained, ranked: Trained) -> None:
+    for expected, found in zip(single[0], ranked[0], strict=True):
+        assert apart_from_packing(expected) == pytest.approx(apart_from_packing(found), rel=1e-4, abs=1e-6)
+        for key in ("loss", "grad_norm"):
+            assert found[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-5)
+    for key, value in single[1].items():
+        torch.testing.assert_close(ranked[1][key], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("spread", "name"), PAIRS)
+def test_two_ranks_equal_one(spread: str, name: str, model: Path, both: list[dict[tuple[str, str], Trained]]) -> None:
+    ours, theirs = both[0][spread, name], both[1][spread, name]
+    assert ours[0] == theirs[0], "both ranks report the same, to the bit"
+    assert all(torch.equal(ours[1][key], theirs[1][key]) for key in ours[1])
+    assert_equal(train(model, name), ours)
+    before = Policy.load(model).state()
+    assert any(not torch.equal(before[key], ours[1][key]) for key in before), "it was trained"
+
+
+def test_recomputed_activations_change_no_bit(model: Path) -> None:
+    from rollenv.trainers.strategies.replicated import Replicated
+
+    plain, again = train(model, "ppo"), train(model, "ppo", Replicated(recompute=True))
+    assert plain[0] == again[0]
+    assert all(torch.equal(plain[1][key], again[1][key]) for key in plain[1])
+
+
+def held(model: Path, spread: str) -> tuple[int, int, int]:
+    """In a rank: bytes of parameters, gradients and optimizer state between two steps, and of the whole weights."""
+    policy = Policy.load(model)
+    trainer = PolicyTrainer(policy, algo(), optim(microbatch_tokens=64), STEPS, strategy=strategy(spread))
+    trainer.step(make_groups(0))
+    parameters = list(policy.model.parameters())
+    states = [value for state in trainer.optimizer.state.values() for value in state.values() if value.ndim]
+    tensors = [*parameters, *(p.grad for p in parameters), *states]
+    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    return sum(t.nbytes for t in local), len(states), sum(whole(p).nbytes for p in parameters)
+
+
+def test_a_shard_is_half_of_weights_gradients_and_optimizer_state(model: Path) -> None:
+    (bytes_whole, n, weights), (bytes_shard, m, _) = (in_ranks(2, partial(held, model, s))[0] for s in ("ddp", "fsdp2"))
+    assert n == m > 0
+    assert bytes_whole >= 4 * weights
+    assert bytes_shard == pytest.approx(bytes_whole / 2, rel=0.02)
+
+
+def few(model: Path) -> Trained:
+    """In a rank: a batch with fewer episodes than there are ranks."""
+    policy = Policy.load(model)
+    trainer = PolicyTrainer(policy, algo(kl_coef=0.1), optim(), 1, strategy=strategy("fsdp2"))
+    return [trainer.step(make_groups(0)[3:4])], {key: value.clone() for key, value in policy.state().items()}
+
+
+def test_a_rank_without_work_stays_in_step(model: Path) -> None:
+    policy = Policy.load(model)
+    trainer = PolicyTrainer(policy, algo(kl_coef=0.1), optim(), 1)
+    expected = [trainer.step(make_groups(0)[3:4])], dict(policy.state())
+    found: list[Trained] = in_ranks(2, partial(few, model))
+    assert_equal(expected, found[0])
+    assert all(torch.equal(found[0][1][key], found[1][1][key]) for key in expected[1])
+
+
+def bf16(model: Path) -> tuple[list[dict[str, float]], list[Any]]:
+    policy = Policy.load(model, precision="bf16")
+    trainer = PolicyTrainer(policy, algo(advantage="gae"), optim(lr=1e-3), STEPS, strategy=strategy("fsdp2"))
+    dtypes: list[Any] = []
+    layer: Any = policy.layers()[0]
+    layer.mlp.register_forward_hook(lambda module, args, out: dtypes.append(module.up_proj.weight.dtype))
+    figures = [trainer.step(make_groups(seed)) for seed in range(2)]
+    return figures, [*dtypes, *(p.dtype for p in policy.parameters())]
+
+
+def test_mixed_precision_computes_in_bf16_and_keeps_fp32(model: Path) -> None:
+    figures, dtypes = in_ranks(2, partial(bf16, model))[0]
+    n = len(list(Policy.load(model).parameters())) + 2  # and the value head
+    assert set(dtypes[:-n]) == {torch.bfloat16}
+    assert set(dtypes[-n:]) == {torch.float32}
+    policy = Policy.load(model, precision="bf16")
+    trainer = PolicyTrainer(policy, algo(advantage="gae"), optim(lr=1e-3), STEPS)
+    for seed, found in enumerate(figures):
+        expected = trainer.step(make_groups(seed))
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.05)
+        assert found["entropy"] == pytest.approx(expected["entropy"], rel=0.02)

@@ -22,6 +22,7 @@ from rollenv.rollout.timeline import Timeline  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
 from rollenv.trainers.metrics import MetricsWriter, read_groups, read_metrics  # noqa: E402
 from rollenv.trainers.run import Interrupted, TrainRun  # noqa: E402
+from rollenv.trainers.state import save_tensors  # noqa: E402
 from rollenv.trainers.step import PolicyTrainer  # noqa: E402
 from rollenv.trajectory import StopReason  # noqa: E402
 
@@ -402,12 +403,17 @@ def test_a_run_that_is_stopped_closes_its_timeline(
 
 def written(tmp_path: Path, step: int, keep: int = 2) -> checkpoint.Checkpoint:
     save = saves(toys.policy(), {"x": torch.ones(2)})
-    return asyncio.run(checkpoint.write(tmp_path, step, save, {"step": step}, {"again": []}, keep))
+    return asyncio.run(checkpoint.write(tmp_path, step, save, files({"step": step}, {"again": []}), keep))
+
+
+def files(state: dict[str, Any], rollouts: dict[str, Any]) -> dict[str, str]:
+    return checkpoint.files_of(state, rollouts)
 
 
 def saves(policy: Any, tensors: dict[str, Any]) -> Any:
     async def save(folder: Path) -> None:
         policy.save(folder / "model")
+        save_tensors({"y": torch.arange(5.0)}, folder / "trainer", None)
         torch.save(tensors, folder / "trainer.pt")
 
     return save
@@ -462,8 +468,9 @@ def test_a_full_disk_is_one_sentence_and_older_checkpoints_stay_whole(
     policy = toys.policy()
     with monkeypatch.context() as patch:
         FullDisk(patch, what)
+        new = files({"step": step, "new": True}, {})
         with pytest.raises(RollenvError) as refusal:
-            asyncio.run(checkpoint.write(tmp_path, step, saves(policy, {}), {"step": step, "new": True}, {}, keep=1))
+            asyncio.run(checkpoint.write(tmp_path, step, saves(policy, {}), new, keep=1))
     text = str(refusal.value)
     assert "No space left on device" in text
     assert "step-000001'" in text
@@ -496,7 +503,10 @@ def test_an_error_without_a_word_is_still_a_sentence(tmp_path: Path, monkeypatch
         written(tmp_path, 1)
 
 
-@pytest.mark.parametrize("name", ["state.json", "rollouts.json", "trainer.pt"])
+SHARD = "__0_0.distcp"
+
+
+@pytest.mark.parametrize("name", ["state.json", "rollouts.json", "trainer.pt", f"trainer/{SHARD}", "trainer/.metadata"])
 @pytest.mark.parametrize("damage", ["torn", "missing"])
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path, name: str, damage: str) -> None:
     made = written(tmp_path, 1)
@@ -505,8 +515,10 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path, name: s
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(RollenvError, match=f"no whole {name}"):
-        {"state.json": made.state, "rollouts.json": made.rollouts, "trainer.pt": made.tensors}[name]()
+    reads = {"state.json": made.state, "rollouts.json": made.rollouts}
+    with pytest.raises(RollenvError, match=f"no whole ({name}|trainer state|{SHARD})") as refusal:
+        reads.get(name, made.tensors)()
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
