@@ -39,7 +39,8 @@ from rollenv.trainers.health import CollapseDetector
 from rollenv.trainers.learner import TrainJob
 from rollenv.trainers.metrics import MetricsWriter
 from rollenv.trainers.parts import Parts, local_parts
-from rollenv.trainers.world import World, Worlds, algorithms
+from rollenv.trainers.trackers import found_trackers
+from rollenv.trainers.world import World, Worlds, algorithms, branching
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -79,11 +80,7 @@ class TrainRun:
     ) -> None:
         if config.out is None:
             raise ValueError("a run needs config.out")
-        if any(algo.advantage == "vine" for algo in (config.algo, *(part.algo for part in config.mixture)) if algo):
-            raise RollenvError(
-                "algo.advantage=vine compares with branches played from snapshots, and a run plays none: train with a "
-                "PolicyTrainer on groups that have them (Turn.branch_returns), or take another advantage, such as gigpo"
-            )
+        trackers = found_trackers(config.track)
         self.config, self._on_figures, self._timeline = config, on_figures, timeline
         self.folder = Path(config.out)
         checkpoint.sweep(self.folder)
@@ -100,7 +97,8 @@ class TrainRun:
             self._parts = parts or local_parts(job, timeline)
             self.learner, self.engine = self._parts.learner, self._parts.engine
             self._prepare_rollouts(resume)
-            self._metrics = MetricsWriter(self.folder, self.step)
+            settings = config.model_dump(mode="json")
+            self._metrics = MetricsWriter(self.folder, self.step, trackers, config.track_project, settings)
         except BaseException:
             self.worlds.close()  # their processes are running already
             raise
@@ -122,6 +120,7 @@ class TrainRun:
             ledger,
             straggler_seconds=config.rollout.straggler_seconds,
             on_episode=bias.ended,
+            branching=branching(config),
         )
         if self._timeline is not None:
             self._timeline.queue_depth = lambda: self.scheduler.queued

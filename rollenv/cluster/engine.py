@@ -11,7 +11,7 @@ import torch
 
 from rollenv.cluster.runtime import Handle, Runtime, WorkerDied, WorkerSpec
 from rollenv.cluster.weights import Manifest, Publisher, unpacked
-from rollenv.inference.base import Completion, Engine, EngineDead, SamplingParams, made_before, note_made
+from rollenv.inference.base import Completion, Engine, EngineDead, SamplingParams, fork, made_before, note_made
 
 ABORT_SECONDS = 5.0
 """How long a cancelled caller waits to hear what had been made by then."""
@@ -51,6 +51,10 @@ class EngineWorker:
     async def release(self, session: str) -> None:
         """See `Engine.release`."""
         await self._engine.release(session)
+
+    async def fork(self, source: str, session: str) -> None:
+        """See `Forking.fork`."""
+        await fork(self._engine, source, session)
 
     async def update_weights(self, version: int, manifest: Manifest, *buffers: Any) -> int:
         """Takes packed weights; returns the version that the engine then has: its confirmation."""
@@ -121,6 +125,10 @@ class RemoteEngine:
     async def release(self, session: str) -> None:
         """See `Engine.release`."""
         await self._call("release", session)
+
+    async def fork(self, source: str, session: str) -> None:
+        """See `Forking.fork`."""
+        await self._call("fork", source, session)
 
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Engine.update_weights`."""
