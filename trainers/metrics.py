@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollenv.errors import RollenvError
+from rollenv.evaluation.export import keep, kept_steps
 from rollenv.files import write_atomically
 from rollenv.rollout.buffer import Batch
 from rollenv.trainers.trackers import MakeTracker, TensorBoard, TrackedRun, Trackers, run_id
@@ -56,6 +57,10 @@ class MetricsWriter:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         makers = {"tensorboard": TensorBoard} if makers is None else makers
+        self._run = run
+        for later, file in kept_steps(run):
+            if later > step:  # of a future that the run has turned away from
+                file.unlink()
         self._figures = StepLog(run / "metrics.jsonl", step)
         self._groups = StepLog(run / "groups.jsonl", step)
         name = run_id(run, step) if set(makers) - {"tensorboard"} else ""
@@ -82,6 +87,11 @@ class MetricsWriter:
             }
             for group in batch.played
         )
+
+    def keep_trajectories(self, step: int, batch: Batch) -> None:
+        """Keeps the episodes of a batch, for `rollenv export`. Raises RollenvError when the disk refuses."""
+        trained = {group.request.index for group in batch.groups}
+        keep(self._run, step, ((t, g.request.index in trained) for g in batch.played for t in g.trajectories))
 
     def close(self) -> None:
         """Waits until trackers have what there is to see."""

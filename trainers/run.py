@@ -231,6 +231,8 @@ class TrainRun:
             with span(self._timeline, "weight sync", version=self.step):
                 await self._hand_over_weights()
         self._metrics.write_groups(self.step, batch)
+        if self.config.trajectories and self.step % self.config.trajectories == 0:
+            self._metrics.keep_trajectories(self.step, batch)
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]

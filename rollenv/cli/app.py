@@ -10,6 +10,7 @@ import rollenv
 from rollenv.cli.doctor import doctor
 from rollenv.cli.envs import envs
 from rollenv.cli.evaluate import evaluate
+from rollenv.cli.export import export
 from rollenv.cli.gc import gc
 from rollenv.cli.images import images
 from rollenv.cli.imitate import imitate
@@ -31,6 +32,7 @@ app.command()(play)
 app.command()(imitate)
 app.command()(simulate)
 app.command()(envs)
+app.command()(export)
 app.add_typer(images, name="images")
 app.command()(gc)
 app.command()(doctor)

@@ -63,6 +63,7 @@ MAY_CHANGE = (
     "ray.address",
     "ray.fake_gpus",
     "ray.logs",
+    "trajectories",
     "track",
     "track_project",
 )

@@ -477,6 +477,8 @@ class TrainConfig(Section):
     """Further environments that the same policy trains on (`[[mixture]]` in a file), each with a weight."""
     out: str | None = None
     """Folder of the run; none makes `runs/<env>-<time>`."""
+    trajectories: int = Field(0, ge=0)
+    """Training steps between those whose episodes are kept in `trajectories/`, for `rollenv export`; 0 keeps none."""
     track: list[str] = Field(default_factory=lambda: ["tensorboard"])
     """Where figures are shown beside the run's own files: `tensorboard`, `wandb`, `mlflow`, `trackio`, or what another
     package brings as an entry point of the group `rollenv.trackers`."""
