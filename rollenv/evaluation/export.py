@@ -1,7 +1,7 @@
 """Trajectories on disk: which ones a folder holds, and how they become Parquet, JSON lines or a `datasets` folder.
 
-A row is an episode. `ROW` says what its columns are; reading a row back gives an equal trajectory. What is written appears
-whole or not at all.
+A row is an episode. `ROW` says what its columns are; reading a row back gives an equal trajectory. What is written
+appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ROW = {
     "info": "what else the environment said in the end, as JSON text",
     "shared": "for each turn that it has from another episode of its group, that episode's sample",
     "branch_cost": "what branches cost that value its turns, as JSON text",
-    "turns": "observation, completion, action (texts), reward, valid_action, fork, prompt_ids, completion_ids, logprobs, "
-    "policy_versions (per sampled token), branch_returns, and seconds as JSON text",
+    "turns": "observation, completion, action (texts), reward, valid_action, fork, prompt_ids, completion_ids, "
+    "logprobs, policy_versions (per sampled token), branch_returns, and seconds as JSON text",
 }
 """Columns of a row -> meaning. In JSON lines, what is JSON text here is an object."""
 
