@@ -126,7 +126,7 @@ def test_an_evaluations_trajectories_are_exported_too(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_trajectories_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(RollenvError, match=r"holds no trajectories: .* trajectories=1 keeps those of every step"):
+    with pytest.raises(RollenvError, match=r"holds no trajectories: .*trajectories=1 keeps those of every step"):
         export(tmp_path, "jsonl", tmp_path / "out")
 
 
