@@ -1,6 +1,7 @@
 """What workers cost and what they bring: the Ray runtime against the local one, weight sync, engines added.
 
-- overhead: the default WebShop job for some steps, on the local runtime and on Ray, in turn; seconds per step.
+- overhead: the default WebShop job for some steps, on the local runtime and on Ray, in turn: seconds, and seconds of
+  processors (of all processes of the run: what counts on a machine that others use, too).
 - sync: weights of some hundred megabytes to an engine of this process, to one of another process of this machine (in
   shared memory) and to one as if it were elsewhere (Ray's object store), GB per second; the seed policy's to two
   engines in other processes, milliseconds.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import tempfile
@@ -23,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import slow_shop
 import torch
 
@@ -50,8 +53,18 @@ CAPACITY, PER_ENGINE, ROUNDS = 8, 24, 2
 # -- overhead --------------------------------------------------------------------------------------------------------
 
 
-async def train(runtime: Runtime | None, steps: int, folder: Path) -> list[float]:
-    """Seconds of each step of the default job but the first."""
+def processor_seconds() -> float:
+    """Of this process and of all that it has started."""
+    total = 0.0
+    for process in (here := psutil.Process(), *here.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+async def train(runtime: Runtime | None, steps: int, folder: Path) -> tuple[float, float]:
+    """Seconds, and seconds of processors, of all steps of the default job but the first."""
     words = [f"steps={steps}", "eval.every=0", "eval.episodes=1", "checkpoint.every=0", f"out={folder}"]
     words += ["runtime=ray"] if runtime is not None else []
     config: TrainConfig = load_config(TrainConfig, "webshop", None, words)
@@ -60,22 +73,25 @@ async def train(runtime: Runtime | None, steps: int, folder: Path) -> list[float
         job = TrainJob(config, str(slow_shop.SEED_POLICY), None, algorithms(config))
         parts = await cluster_parts(job, runtime, planned(config, 0))
     seconds: list[float] = []
+    spent: list[float] = []
 
     def on_figures(kind: str, figures: dict[str, Any]) -> None:
         if kind == "step":
             seconds.append(figures["seconds"])
+            spent.append(processor_seconds())
 
     await TrainRun(config, slow_shop.SEED_POLICY, None, on_figures, parts=parts).train()
-    return seconds[1:]
+    return sum(seconds[1:]), spent[-1] - spent[0]
 
 
 async def overhead(ray: RayRuntime, steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as temporary:
         local = await train(None, steps, Path(temporary) / "local")
         remote = await train(ray, steps, Path(temporary) / "ray")
-    here, there = sum(local), sum(remote)
-    print(f"{len(local)} steps of the default job: {here:.1f} s here, {there:.1f} s on Ray: {there / here:.2f} times")
-    return {"local_seconds": here, "ray_seconds": there, "ratio": there / here}
+    ratios = [there / here for here, there in zip(local, remote, strict=True)]
+    for what, here, there, ratio in zip(("seconds", "of processors"), local, remote, ratios, strict=True):
+        print(f"{steps - 1} steps of the default job, {what}: {here:.1f} here, {there:.1f} on Ray: {ratio:.2f} times")
+    return {"local_seconds": local[0], "ray_seconds": remote[0], "ratio": ratios[0], "processors_ratio": ratios[1]}
 
 
 # -- weight sync -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, TypedDict, TypeVar
 
 import gymnasium
 import gymnasium.error
+from gymnasium.utils import seeding
 
 from rollenv.errors import InvalidAction, RollenvError, SnapshotError
 from rollenv.executor import DaemonThread
@@ -147,6 +148,19 @@ class TextEnv(gymnasium.Env[str, str]):
         """
         raise SnapshotError(f"{type(self).__name__} does not support snapshots")
 
+    def reseed(self, seed: int) -> None:
+        """Draws all that is still to be drawn from `seed`; the state stays as it is. Episodes that branch off from one
+        snapshot have the same past, and futures of their own."""
+        self._np_random, self._np_random_seed = seeding.np_random(seed)
+
+    async def asnapshot(self) -> bytes:
+        """`snapshot` for asyncio callers, run where `executor` says."""
+        return await self._call(self.snapshot)
+
+    async def arestore(self, snapshot: bytes, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """`restore`, and `reseed` when there is a seed, for asyncio callers, run where `executor` says."""
+        return await self._call(functools.partial(restored, self, snapshot, seed))
+
     # -- helpers -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -180,3 +194,11 @@ class TextEnv(gymnasium.Env[str, str]):
         if options is not None and not isinstance(options, dict):
             raise RollenvError(f"options must be a dict such as {{'task': id}}, not {options!r:.80}")
         return dict(options or {})
+
+
+def restored(env: TextEnv, snapshot: bytes, seed: int | None) -> tuple[str, dict[str, Any]]:
+    """Restores `env`, and reseeds it when there is a seed."""
+    result = env.restore(snapshot)
+    if seed is not None:
+        env.reseed(seed)
+    return result

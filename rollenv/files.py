@@ -19,24 +19,34 @@ def write_atomically(path: Path, parts: Iterable[str]) -> None:
     Raises:
         RollenvError: it cannot be written; what was at `path` is still there.
     """
-    temporary: str | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
-        ) as f:
-            temporary = f.name
-            f.writelines(parts)
-            f.flush()
-            os.fsync(f.fileno())
+        with new_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+    except OSError as error:
+        raise RollenvError(f"cannot write '{path}': {error.strerror}; nothing there was changed") from error
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write, which becomes `path` when the block ends well and vanishes when it does not (also
+    when Ctrl-C ends it).
+
+    Raises:
+        OSError: it cannot be made, or not be moved; what was at `path` is still there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException as error:  # also what `parts` raises, and Ctrl-C
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise RollenvError(f"cannot write '{path}': {error.strerror}; nothing there was changed") from error
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise
 
 

@@ -132,6 +132,17 @@ class Trajectory:
     failure: Failure | None = None
     success: bool | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    shared: list[int] = field(default_factory=list)
+    """Of an episode that branched off another one: for each turn that it has from there, the sample that played it.
+    These turns come first; they were played, paid for and are trained once, as that sample's. Empty for an episode that
+    began with a reset."""
+    branch_cost: dict[str, float] = field(default_factory=dict)
+    """What the branches cost that were played to value its turns: `episodes`, `tokens` sampled, `env_seconds`."""
+
+    @property
+    def own_turns(self) -> list[Turn]:
+        """The turns that this episode played itself."""
+        return self.turns[len(self.shared) :]
 
     @property
     def reward(self) -> float:
@@ -152,6 +163,11 @@ class Trajectory:
     def n_completion_tokens(self) -> int:
         """Tokens sampled."""
         return sum(len(turn.completion_ids) for turn in self.turns)
+
+    @property
+    def n_spent_tokens(self) -> int:
+        """Tokens sampled in its own turns."""
+        return sum(len(turn.completion_ids) for turn in self.own_turns)
 
     def segments(self) -> list[Segment]:
         """The token streams, in order; a turn with `fork` begins a new one. Turns without tokens add nothing."""

@@ -15,7 +15,7 @@ from rollenv.config.train import AlgoConfig
 from rollenv.rollout.groups import Group
 from rollenv.trainers.algorithms.advantages import most_spread
 from rollenv.trainers.algorithms.gae import bilevel_gae, gae, rewards_to_go, turn_gae
-from rollenv.trainers.data import TrainTokens, trained_return, turn_advantages
+from rollenv.trainers.data import TrainTokens, common_costs, trained_return, turn_advantages
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ def _by_group(
     advantages: list[list[float]] = []
     for group in groups:
         size = len(group.trainable)
-        own = costs[len(advantages) : len(advantages) + size]
+        own = common_costs(group.trainable, costs[len(advantages) : len(advantages) + size])
         advantages += turn_advantages(group.trainable, algo, batch_std, own)
     return torch.tensor([advantages[s][t] for s, t in places], dtype=torch.float32, device=costs_N.device)
 

@@ -6,6 +6,7 @@ are is known from the returns of its group alone, or later, when values or diver
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -25,10 +26,10 @@ from rollenv.trajectory import Segment, Trajectory
 class Sample:
     """One segment of an episode.
 
-    `ids` T tokens; `mask` 1 where the policy sampled; `logprobs` its log-probability there and `versions` that of the
-    weights; `turns` the turn of each token; `sequence` the episode's number in the minibatch and `group` its group's;
-    `rewards` what each token is rewarded with (a turn's reward lies on the last token that was sampled in it);
-    `advantages` that of each token (0 where nothing was sampled).
+    `ids` T tokens; `mask` 1 where the policy sampled and the token trains; `logprobs` its log-probability there and
+    `versions` that of the weights; `turns` the turn of each token; `sequence` the episode's number in the minibatch and
+    `group` its group's; `rewards` what each token is rewarded with (a turn's reward lies on the last token that was
+    sampled in it); `advantages` that of each token (0 where nothing was sampled).
     """
 
     ids: list[int]
@@ -102,7 +103,8 @@ def turn_advantages(
     batch_std: float = 1.0,
     costs: Sequence[Sequence[float]] | None = None,
 ) -> list[list[float]]:
-    """Per trainable episode of one group, the advantage of each of its turns, as far as returns decide it.
+    """Per trainable episode of one group, the advantage of each of its turns, as far as returns decide it. Turns that
+    episodes have in common have the mean over these.
 
     Args:
         batch_std: standard deviation of the returns of the whole batch (`liteppo`).
@@ -111,6 +113,12 @@ def turn_advantages(
     Raises:
         RollenvError: `vine` without branches.
     """
+    return common_means(episodes, _turn_advantages(episodes, algo, batch_std, costs))
+
+
+def _turn_advantages(
+    episodes: Sequence[Trajectory], algo: AlgoConfig, batch_std: float, costs: Sequence[Sequence[float]] | None
+) -> list[list[float]]:
     rewards = [trained_rewards(t, algo) for t in episodes]
     if costs is not None:
         rewards = [[r - c for r, c in zip(*pair, strict=True)] for pair in zip(rewards, costs, strict=True)]
@@ -140,14 +148,65 @@ def _episode_advantages(returns_G: Tensor, algo: AlgoConfig, batch_std: float) -
     return torch.zeros_like(returns_G)  # the others need more than returns: see credit.py
 
 
-def _branch_values(trajectory: Trajectory) -> list[float]:
-    for number, turn in enumerate(trajectory.turns):
-        if not turn.branch_returns:
-            raise RollenvError(
-                f"algo.advantage=vine compares with branches played from snapshots, and turn {number} of an episode of "
-                f"task '{trajectory.task}' has none (Turn.branch_returns): play some, or take another advantage"
-            )
+def _branch_values(trajectory: Trajectory) -> list[float | None]:
+    if not any(turn.branch_returns for turn in trajectory.turns):
+        raise RollenvError(
+            f"algo.advantage=vine compares with branches played from snapshots, and an episode of task "
+            f"'{trajectory.task}' has none (Turn.branch_returns): play some, or take another advantage"
+        )
     return branch_values([turn.branch_returns for turn in trajectory.turns])
+
+
+def branch_worth(trajectory: Trajectory, algo: AlgoConfig) -> float:
+    """What a branch earned from where it started on, discounted over its turns."""
+    rewards = trained_rewards(trajectory, algo)[len(trajectory.shared) :]
+    return sum(algo.gamma**i * reward for i, reward in enumerate(rewards))
+
+
+# -- turns that several episodes of a group have in common ---------------------------------------------------------
+
+
+def _owners(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """Per turn, what makes it the same turn in several episodes: who played it, and its number."""
+    samples = [*trajectory.shared, *[trajectory.sample] * len(trajectory.own_turns)]
+    return [(sample, number) for number, sample in enumerate(samples)]
+
+
+def common_means(episodes: Sequence[Trajectory], values: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Values per turn, where a turn that several episodes have in common gets the mean of theirs: of a tree's leaves,
+    what the inner nodes are worth."""
+    if not any(t.shared for t in episodes):
+        return [list(of_turn) for of_turn in values]
+    found: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for trajectory, of_turn in zip(episodes, values, strict=True):
+        for owner, value in zip(_owners(trajectory), of_turn, strict=True):
+            found[owner].append(value)
+    means = {owner: sum(these) / len(these) for owner, these in found.items()}
+    return [[means[owner] for owner in _owners(trajectory)] for trajectory in episodes]
+
+
+def common_costs(episodes: Sequence[Trajectory], costs: Sequence[Sequence[float]]) -> list[list[float]]:
+    """What each turn cost, known where it trained, for every episode that has it."""
+    if not any(t.shared for t in episodes):
+        return [list(of_turn) for of_turn in costs]
+    found: dict[tuple[int, int], float] = {}
+    for trajectory, of_turn in zip(episodes, costs, strict=True):
+        for owner, cost in zip(_owners(trajectory), of_turn, strict=True):
+            found[owner] = found.get(owner, 0.0) + cost
+    return [[found[owner] for owner in _owners(trajectory)] for trajectory in episodes]
+
+
+def _trained_turns(episodes: Sequence[Trajectory]) -> list[set[int]]:
+    """Per episode, the turns that train as a part of it: one that several have in common, in the first of them."""
+    if not any(t.shared for t in episodes):
+        return [set(range(len(t.turns))) for t in episodes]
+    taken: set[tuple[int, int]] = set()
+    trained = []
+    for trajectory in episodes:
+        new = [owner for owner in _owners(trajectory) if owner not in taken]
+        taken.update(new)
+        trained.append({number for _, number in new})
+    return trained
 
 
 # -- token streams -----------------------------------------------------------------------------------------------
@@ -156,17 +215,22 @@ def _branch_values(trajectory: Trajectory) -> list[float]:
 def samples_of(
     groups: Sequence[Group], algo: AlgoConfig, batch_std: float = 1.0, first_sequence: int = 0
 ) -> list[Sample]:
-    """Every segment of every trainable episode, with the advantages of its tokens as far as returns decide them."""
+    """Every segment of every trainable episode, with the advantages of its tokens as far as returns decide them. What
+    an episode has from another one of its group is context there, and trains as a part of the first that has it."""
     samples: list[Sample] = []
     sequence = first_sequence
     for group in groups:
         episodes = group.trainable
-        for trajectory, of_turn in zip(episodes, turn_advantages(episodes, algo, batch_std), strict=True):
+        given = turn_advantages(episodes, algo, batch_std)
+        for trajectory, of_turn, own in zip(episodes, given, _trained_turns(episodes), strict=True):
             for s, rewards in _rewarded(trajectory, algo):
-                advantages = [of_turn[t] if m else 0.0 for t, m in zip(s.turns, s.mask, strict=True)]
+                mask = [m if turn in own else 0 for turn, m in zip(s.turns, s.mask, strict=True)]
+                if any(s.mask) and not any(mask):
+                    continue  # others' turns alone
+                advantages = [of_turn[t] if m else 0.0 for t, m in zip(s.turns, mask, strict=True)]
                 index = group.request.index
                 samples.append(
-                    Sample(s.ids, s.mask, s.logprobs, s.policy_versions, s.turns, sequence, index, rewards, advantages)
+                    Sample(s.ids, mask, s.logprobs, s.policy_versions, s.turns, sequence, index, rewards, advantages)
                 )
             sequence += 1
     return samples

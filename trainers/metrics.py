@@ -1,15 +1,17 @@
-"""Where a run's figures go: `metrics.jsonl`, one object a step, `groups.jsonl`, one a group, and TensorBoard."""
+"""Where a run's figures go: `metrics.jsonl`, one object a step, `groups.jsonl`, one a group, and trackers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rollenv.errors import RollenvError
+from rollenv.evaluation.export import keep, kept_steps
 from rollenv.files import write_atomically
 from rollenv.rollout.buffer import Batch
+from rollenv.trainers.trackers import MakeTracker, TensorBoard, TrackedRun, Trackers, run_id
 
 
 class StepLog:
@@ -37,33 +39,37 @@ class StepLog:
 
 
 class MetricsWriter:
-    """Appends figures to a run folder.
+    """Appends figures to a run folder, and shows them to trackers.
 
     Args:
         run: the run's folder.
         step: continue after this step; 0 starts anew.
+        makers: of the trackers.
+        project, config: what these get to know of the run.
     """
 
-    def __init__(self, run: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
+    def __init__(
+        self,
+        run: Path,
+        step: int,
+        makers: Mapping[str, MakeTracker] | None = None,
+        project: str = "rollenv",
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        makers = {"tensorboard": TensorBoard} if makers is None else makers
+        self._run = run
+        for later, file in kept_steps(run):
+            if later > step:  # of a future that the run has turned away from
+                file.unlink()
         self._figures = StepLog(run / "metrics.jsonl", step)
         self._groups = StepLog(run / "groups.jsonl", step)
-        self._folder = run / "tensorboard"
-        try:
-            self._board = SummaryWriter(str(self._folder), purge_step=step + 1)
-        except OSError as error:
-            raise RollenvError(f"cannot write '{self._folder}': {error.strerror}") from error
+        name = run_id(run, step) if set(makers) - {"tensorboard"} else ""
+        self._trackers = Trackers(makers, TrackedRun(run, step, name, project, config or {}))
 
     def write(self, figures: dict[str, Any]) -> None:
         """Writes the figures of a step, `step` among them. Raises RollenvError when the disk refuses."""
         self._figures.write([figures])
-        try:
-            for key, value in figures.items():
-                if isinstance(value, (int, float)) and key != "step":
-                    self._board.add_scalar(key, value, figures["step"])
-        except OSError as error:
-            raise RollenvError(f"cannot write '{self._folder}': {error.strerror}; make room, then --resume") from error
+        self._trackers.log(figures["step"], figures)
 
     def write_groups(self, step: int, batch: Batch) -> None:
         """Writes what each group of a batch was and what it came to. Raises RollenvError when the disk refuses."""
@@ -82,8 +88,14 @@ class MetricsWriter:
             for group in batch.played
         )
 
+    def keep_trajectories(self, step: int, batch: Batch) -> None:
+        """Keeps the episodes of a batch, for `rollenv export`. Raises RollenvError when the disk refuses."""
+        trained = {group.request.index for group in batch.groups}
+        keep(self._run, step, ((t, g.request.index in trained) for g in batch.played for t in g.trajectories))
+
     def close(self) -> None:
-        self._board.close()
+        """Waits until trackers have what there is to see."""
+        self._trackers.close()
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

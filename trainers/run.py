@@ -40,7 +40,8 @@ from rollenv.trainers.health import CollapseDetector
 from rollenv.trainers.learner import TrainJob
 from rollenv.trainers.metrics import MetricsWriter
 from rollenv.trainers.parts import Parts, local_parts
-from rollenv.trainers.world import World, Worlds, algorithms
+from rollenv.trainers.trackers import found_trackers
+from rollenv.trainers.world import World, Worlds, algorithms, branching
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -80,11 +81,7 @@ class TrainRun:
     ) -> None:
         if config.out is None:
             raise ValueError("a run needs config.out")
-        if any(algo.advantage == "vine" for algo in (config.algo, *(part.algo for part in config.mixture)) if algo):
-            raise RollenvError(
-                "algo.advantage=vine compares with branches played from snapshots, and a run plays none: train with a "
-                "PolicyTrainer on groups that have them (Turn.branch_returns), or take another advantage, such as gigpo"
-            )
+        trackers = found_trackers(config.track)
         self.config, self._on_figures, self._timeline = config, on_figures, timeline
         self.folder = Path(config.out)
         checkpoint.sweep(self.folder)
@@ -101,7 +98,8 @@ class TrainRun:
             self._parts = parts or local_parts(job, timeline)
             self.learner, self.engine = self._parts.learner, self._parts.engine
             self._prepare_rollouts(resume)
-            self._metrics = MetricsWriter(self.folder, self.step)
+            settings = config.model_dump(mode="json")
+            self._metrics = MetricsWriter(self.folder, self.step, trackers, config.track_project, settings)
             kept = config.checkpoint
             self._writer = checkpoint.Writer(self.folder, kept.keep, kept.upload, self._on_checkpoint)
         except BaseException:
@@ -125,6 +123,7 @@ class TrainRun:
             ledger,
             straggler_seconds=config.rollout.straggler_seconds,
             on_episode=bias.ended,
+            branching=branching(config),
         )
         if self._timeline is not None:
             self._timeline.queue_depth = lambda: self.scheduler.queued
@@ -249,9 +248,9 @@ class TrainRun:
                     figures["offloaded_mib"] = await self.learner.offload() / 2**20
                     await optional.wake(self.engine)  # before it is waited for
                 await self._hand_over_weights()
-                if self.config.devices.share:
-                    await optional.wake(self.engine)
         self._metrics.write_groups(self.step, batch)
+        if self.config.trajectories and self.step % self.config.trajectories == 0:
+            self._metrics.keep_trajectories(self.step, batch)
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]

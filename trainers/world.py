@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from rollenv.agents import make_agent
 from rollenv.agents.base import ChatAgent
 from rollenv.config.train import AlgoConfig, MixtureConfig, TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.registration import EnvSpec, spec
+from rollenv.rollout.branching import Branching, Tree, Vine
 from rollenv.rollout.buffer import Batch
 from rollenv.rollout.env_pool import Environments
 from rollenv.rollout.episode import EpisodeRequest
@@ -23,6 +25,7 @@ from rollenv.rollout.setup import env_pool, task_source
 from rollenv.rollout.sources import Mixture, TaskSource
 from rollenv.seeding import TaskOrder, derive_seed
 from rollenv.tasks import Panel
+from rollenv.trainers.data import branch_worth
 from rollenv.trajectory import Trajectory
 
 
@@ -132,6 +135,17 @@ def algorithms(config: TrainConfig) -> dict[str, AlgoConfig]:
     return {spec(config.env).id: config.algo} | own
 
 
+def branching(config: TrainConfig) -> Branching:
+    """How the episodes of a run branch."""
+    vines = {
+        env: Vine(algo.branches, partial(branch_worth, algo=algo), algo.branch_every, algo.branch_budget)
+        for env, algo in algorithms(config).items()
+        if algo.advantage == "vine"
+    }
+    rollout = config.rollout
+    return Branching(vines, Tree(rollout.trees, rollout.tree_turn) if rollout.trees else None)
+
+
 class _Mixed:
     """Plays each request with the play of its environment."""
 
@@ -143,7 +157,8 @@ class _Mixed:
 
 
 def _world(part: MixtureConfig, env_spec: EnvSpec, config: TrainConfig, name: str) -> World:
-    pool = env_pool(env_spec, part.env_args, config.rollout)
+    algo = part.algo or config.algo
+    pool = env_pool(env_spec, part.env_args, config.rollout, algo.advantage == "vine" or config.rollout.trees > 0)
     try:
         agent = make_agent(env_spec, part.agent.name, part.agent.arguments)
         size = min(config.eval.episodes, len(pool.tasks.ids(config.eval.split)))
@@ -152,5 +167,4 @@ def _world(part: MixtureConfig, env_spec: EnvSpec, config: TrainConfig, name: st
         pool.close()  # its processes are running already
         raise
     quarantine = Quarantine(config.rollout.quarantine_after)
-    algo = part.algo or config.algo
     return World(name, env_spec, pool, agent, part.split, part.weight, panel, quarantine, algo)

@@ -11,6 +11,7 @@ from rollenv.cli.compare import compare
 from rollenv.cli.doctor import doctor
 from rollenv.cli.envs import envs
 from rollenv.cli.evaluate import evaluate
+from rollenv.cli.export import export
 from rollenv.cli.gc import gc
 from rollenv.cli.images import images
 from rollenv.cli.imitate import imitate
@@ -35,6 +36,7 @@ app.command()(imitate)
 app.command()(simulate)
 app.command()(serve)
 app.command()(envs)
+app.command()(export)
 app.add_typer(images, name="images")
 app.command()(gc)
 app.command()(doctor)

@@ -69,6 +69,9 @@ MAY_CHANGE = (
     "ray.address",
     "ray.fake_gpus",
     "ray.logs",
+    "trajectories",
+    "track",
+    "track_project",
 )
 """Settings that a resumed run may change: none of them touches what a step computes, but for the schedule's length, and
 for a collapse that comes."""

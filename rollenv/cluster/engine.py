@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rollenv.cluster.calls import Answer, Desk, Line, Question, Verb
 from rollenv.cluster.runtime import Handle, Runtime, WorkerDied, WorkerSpec
 from rollenv.cluster.weights import Manifest, Publisher, Shared, SharedReader, this_machine, unpacked
 from rollenv.inference import optional
@@ -39,23 +40,20 @@ class EngineWorker:
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._engine = make()
         self._reader = SharedReader()
+        self._desk = Desk(self._engine)
 
     def facts(self) -> Facts:
         """Of the engine as it is."""
         engine = self._engine
         return Facts(engine.version, engine.max_length, engine.token_budget, this_machine())
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, session: str) -> Completion:
-        """See `Engine.generate`."""
-        return await self._engine.generate(prompt_ids, sampling, session=session)
+    async def ask(self, questions: Sequence[Question]) -> None:
+        """See `Desk.ask`."""
+        self._desk.ask(questions)
 
-    async def abort(self, session: str) -> None:
-        """See `Engine.abort`."""
-        await self._engine.abort(session)
-
-    async def release(self, session: str) -> None:
-        """See `Engine.release`."""
-        await self._engine.release(session)
+    async def answers(self) -> list[Answer]:
+        """See `Desk.answers`."""
+        return await self._desk.answers()
 
     async def update_weights(self, version: int, manifest: Manifest, *buffers: Any) -> int:
         """Takes packed weights; returns the version that the engine then has: its confirmation."""
@@ -96,6 +94,7 @@ class RemoteEngine:
     def __init__(self, handle: Handle, facts: Facts, publisher: Publisher) -> None:
         self.handle, self._facts, self._publisher = handle, facts, publisher
         self._version = facts.version
+        self._line = Line(handle)
 
     @property
     def version(self) -> int:
@@ -114,21 +113,20 @@ class RemoteEngine:
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str) -> Completion:
         """See `Engine.generate`."""
-        call = asyncio.ensure_future(self.handle.call("generate", prompt_ids, sampling, session))
+        call = self._line.generate(prompt_ids, sampling, session)
         try:
-            completion: Completion = await asyncio.shield(call)
-            return completion
+            return await asyncio.shield(call)
         except asyncio.CancelledError as error:
             await self._end(call, session, error)
             raise
         except WorkerDied as error:
             raise EngineDead(str(error)) from error
 
-    async def _end(self, call: asyncio.Future[Any], session: str, error: BaseException) -> None:
+    async def _end(self, call: asyncio.Future[Completion], session: str, error: BaseException) -> None:
         """Aborts what a caller no longer wants, and notes what had been made of it."""
         try:
             async with asyncio.timeout(ABORT_SECONDS):
-                await self.handle.call("abort", session)
+                await self._line.tell("abort", session)
                 note_made(error, await call)
         except (TimeoutError, WorkerDied):
             call.cancel()
@@ -138,11 +136,15 @@ class RemoteEngine:
 
     async def abort(self, session: str) -> None:
         """See `Engine.abort`."""
-        await self._call("abort", session)
+        await self._tell("abort", session)
 
     async def release(self, session: str) -> None:
         """See `Engine.release`."""
-        await self._call("release", session)
+        await self._tell("release", session)
+
+    async def fork(self, source: str, session: str) -> None:
+        """See `Forking.fork`."""
+        await self._tell("fork", session, source)
 
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Engine.update_weights`."""
@@ -177,6 +179,12 @@ class RemoteEngine:
     async def close(self) -> None:
         """Ends the worker, too."""
         await self.handle.stop()
+
+    async def _tell(self, verb: Verb, session: str, source: str = "") -> None:
+        try:
+            await self._line.tell(verb, session, source)
+        except WorkerDied as error:
+            raise EngineDead(str(error)) from error
 
     async def _call(self, method: str, *args: Any) -> Any:
         try:

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 THRIFTY = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 """Idle OpenMP threads would spin, and slow down every other worker of the machine."""
+AS_NICE_AS_US = {"worker_niceness": 0}
+"""By default Ray's workers give way to everything else on the machine (niceness 15): engines and ranks would wait for
+the controller, for environments, and for whoever shares the machine."""
 KNOCK_SECONDS = 10.0
 PLACEMENT_SECONDS = 60.0
 """How long the cluster may take to reserve devices."""
@@ -158,7 +161,7 @@ def _init_arguments(config: RayConfig) -> dict[str, Any]:
     common = {"log_to_driver": config.logs, "logging_level": logging.ERROR, "namespace": "rollenv"}
     if config.address:
         return {"address": config.address, **common}
-    own: dict[str, Any] = {"address": "local", "include_dashboard": False, **common}
+    own: dict[str, Any] = {"address": "local", "include_dashboard": False, "_system_config": AS_NICE_AS_US, **common}
     if config.fake_gpus:
         own["num_gpus"] = config.fake_gpus
     return own

@@ -91,7 +91,13 @@ PRESETS: dict[str, Preset] = {
     "vineppo": Preset(
         "VinePPO",
         "2410.01679",
-        {"algo.advantage": "vine", "algo.gamma": 1.0, "algo.kl_coef": 1e-4, "rollout.filter": "keep"},
+        {
+            "algo.advantage": "vine",
+            "algo.branches": 9,
+            "algo.gamma": 1.0,
+            "algo.kl_coef": 1e-4,
+            "rollout.filter": "keep",
+        },
     ),
     "topr": Preset(
         "TOPR",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -86,6 +86,11 @@ class RolloutConfig(Section):
     """With `success`, the least probability that a task is played when its turn comes."""
     on_update: Literal["continue", "finish"] = "continue"
     """New weights while episodes run: they go on with the new ones in mid-turn, or finish on the old ones first."""
+    trees: int = Field(0, ge=0)
+    """Groups as trees: so many episodes of a group begin with a reset, the others branch off them and have their first
+    turns in common, which are sampled and trained once; 0: all begin with a reset. Environments need snapshots."""
+    tree_turn: Literal["random", "entropy"] | Annotated[int, Field(ge=0)] = "random"
+    """Where they branch off: at a random turn, at the turns whose tokens were the least certain, or at this turn."""
     max_attempts: int = Field(3, ge=1)
     """Tries of an episode that fails, each on a fresh environment."""
     max_turns: int | None = Field(None, ge=1)
@@ -120,6 +125,16 @@ class RolloutConfig(Section):
     def _stragglers_need_a_plan(self) -> RolloutConfig:
         if self.straggler_seconds is not None and self.selection == "first":
             raise ValueError("rollout.straggler_seconds needs rollout.selection 'unbiased': else no one is waited for")
+        return self
+
+    @model_validator(mode="after")
+    def _trees_have_branches(self) -> RolloutConfig:
+        if self.trees and self.trees >= self.group_size:
+            raise ValueError(
+                f"rollout.trees must be below rollout.group_size ({self.group_size}): else none branches off"
+            )
+        if self.trees and self.extra_samples:
+            raise ValueError("rollout.trees and rollout.extra_samples do not go together: leave one of them at 0")
         return self
 
 
@@ -167,6 +182,12 @@ class AlgoConfig(Section):
     """Discount over tokens (`gae`, `gae_bilevel`, `reinforce_pp`)."""
     lam: float = Field(1.0, ge=0, le=1)
     """Lambda of generalised advantage estimation."""
+    branches: int = Field(9, ge=1)
+    """K, episodes played from a state to value it (`vine`)."""
+    branch_every: int = Field(1, ge=1)
+    """Of an episode, the states before every so many turns are valued (`vine`)."""
+    branch_budget: int | None = Field(None, ge=1)
+    """At most so many branches for an episode, at fewer of these states, evenly spread; none sets no bound (`vine`)."""
     step_weight: float = Field(1.0, ge=0)
     """Weight of the turns' own advantage beside the episode's (`gigpo`)."""
     scale: bool = True
@@ -243,6 +264,10 @@ class AlgoConfig(Section):
             raise ValueError("loss 'decoupled_ppo' is weighted by pi_old / mu already: leave algo.correction at 'none'")
         if self.loss == "decoupled_ppo" and self.proximal == "sampler":
             raise ValueError("loss 'decoupled_ppo' needs algo.proximal 'recompute' or 'interpolate'")
+        if self.advantage == "vine" and self.kl_in == "reward" and self.kl_coef > 0:
+            raise ValueError("advantage 'vine' needs algo.kl_in 'loss': branches pay no KL penalty")
+        if self.branch_budget is not None and self.branch_budget < self.branches:
+            raise ValueError(f"algo.branch_budget must allow the {self.branches} algo.branches of one state at least")
         if self.kl_target is not None and self.kl_coef == 0:
             raise ValueError("algo.kl_target needs algo.kl_coef above 0 to begin with")
         return self
@@ -534,6 +559,13 @@ class TrainConfig(Section):
     """Further environments that the same policy trains on (`[[mixture]]` in a file), each with a weight."""
     out: str | None = None
     """Folder of the run; none makes `runs/<env>-<time>`."""
+    trajectories: int = Field(0, ge=0)
+    """Training steps between those whose episodes are kept in `trajectories/`, for `rollenv export`; 0 keeps none."""
+    track: list[str] = Field(default_factory=lambda: ["tensorboard"])
+    """Where figures are shown beside the run's own files: `tensorboard`, `wandb`, `mlflow`, `trackio`, or what another
+    package brings as an entry point of the group `rollenv.trackers`."""
+    track_project: str = "rollenv"
+    """Project, or experiment, that the run is listed under there."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`."""
     threads: int = Field(0, ge=0)
@@ -555,6 +587,13 @@ class TrainConfig(Section):
     strategy: StrategyConfig = StrategyConfig()
     devices: DevicesConfig = DevicesConfig()  # type: ignore[call-arg]
     ray: RayConfig = RayConfig()  # type: ignore[call-arg]
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _trackers_by_comma(cls, value: Any) -> Any:
+        if value is None or value == "none":
+            return []
+        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _devices_need_workers(self) -> TrainConfig:
@@ -582,4 +621,11 @@ class TrainConfig(Section):
             raise ValueError("strategy.reduce=bf16 sums gradients in bf16, which needs optim.precision=bf16")
         if strategy.cpu_offload and self.device == "cpu":
             raise ValueError("strategy.cpu_offload=true needs a GPU to offload from, and device is cpu")
+        return self
+
+    @model_validator(mode="after")
+    def _values_or_trees(self) -> TrainConfig:
+        algos = [self.algo, *(part.algo for part in self.mixture if part.algo is not None)]
+        if self.rollout.trees and any(algo.advantage == "vine" for algo in algos):
+            raise ValueError("rollout.trees and algo.advantage 'vine' do not go together: set rollout.trees=0")
         return self

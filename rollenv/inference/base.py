@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -130,3 +130,20 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Ends all work and frees everything."""
         ...
+
+
+@runtime_checkable
+class Forking(Protocol):
+    """What an engine may offer on top: a session that begins with another one's cache."""
+
+    async def fork(self, source: str, session: str) -> None:
+        """The new `session` will begin like `source`: what the cache of `source` holds of its first prompt is not
+        computed again, if it is still there by then. Completions are the same with and without."""
+        ...
+
+
+async def fork(engine: Engine, source: str, session: str) -> None:
+    """Lets `session` share what `source` has in its cache, on an engine that can; on any other one the first prompt is
+    computed from its beginning."""
+    if isinstance(engine, Forking):
+        await engine.fork(source, session)

@@ -159,6 +159,13 @@ class Conversation:
         """The whole context as the model has seen it so far."""
         return self._ids
 
+    def copy(self) -> Conversation:
+        """One that goes on from here by itself; the pieces so far are not encoded again."""
+        other = Conversation(self._chat)
+        other._users, other._answers = dict(self._users), dict(self._answers)
+        other._keys, other._ids = self._keys, self._ids  # never changed in place
+        return other
+
     def prompt(self, messages: Sequence[Message]) -> tuple[list[int], list[int], bool]:
         """(whole prompt, what is new in it, whether it forked) for a conversation that a user message ends.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollenv.errors import did_you_mean
 from rollenv.inference import optional
-from rollenv.inference.base import Completion, Engine, EngineDead, EngineError, InvalidRequest, SamplingParams
+from rollenv.inference.base import Completion, Engine, EngineDead, EngineError, InvalidRequest, SamplingParams, fork
 from rollenv.inference.replica import Replica
 from rollenv.inference.routing import Request, Router, RoutingStats
 
@@ -186,6 +186,13 @@ class LLMProxy:
     async def release(self, session: str) -> None:
         """The session will not come back: frees its cache. Unknown sessions are ignored."""
         await self._forget(session, methodcaller("release", session))
+
+    async def fork(self, source: str, session: str) -> None:
+        """The new `session` goes to the replica that holds the cache of `source`, and begins with that there."""
+        self._ensure_open()
+        home = self._router.fork(source, session)
+        if home is not None:
+            await self._tell(self._replicas[home], lambda engine: fork(engine, source, session))
 
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Gives every live replica new weights, and returns when all have confirmed them.

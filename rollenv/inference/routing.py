@@ -315,6 +315,16 @@ class Router:
         self._queue_of(request).put(request)
         return request, self._start()
 
+    def fork(self, source: str, session: str) -> str | None:
+        """A new session that will begin like `source` has its home where that has it. Returns the replica; None when
+        there is no such cache, or the session is known already."""
+        known = self._sessions.get(source)
+        if known is None or known.home is None or known.home.phase != "serving" or session in self._sessions:
+            return None
+        self._sessions[session] = new = SessionState(session)
+        self._bind(new, known.home)
+        return known.home.name
+
     def complete(self, request: Request) -> list[Request]:
         """A running request has its completion."""
         replica = self._replicas[request.replica]

@@ -15,7 +15,8 @@ from rollenv.inference.kv_cache import KVCache, Slot
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What a session holds. Weights `version` made the first of its keys and values; `used` orders by last use."""
+    """What a session holds. Weights `version` made the first of its keys and values; `used` orders by last use. One
+    that holds nothing yet may begin with what `source` holds."""
 
     name: str
     slot: Slot | None = None
@@ -24,6 +25,7 @@ class Session:
     used: int = 0
     request: Request | None = None
     gone: bool = False
+    source: Session | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +85,11 @@ class Sessions:
         """The session of that name, new if need be."""
         return self._by_name.setdefault(name, Session(name))
 
+    def fork(self, source: str, name: str) -> None:
+        """The session `name`, if it holds nothing yet, begins with what `source` holds by then."""
+        if (other := self._by_name.get(source)) is not None and name not in self._by_name:
+            self.open(name).source = other
+
     @property
     def n_holders(self) -> int:
         """Sessions that hold a slot."""
@@ -125,8 +132,10 @@ class Sessions:
         session, prompt = request.session, request.prompt
         if session.version != version and not keep_stale:
             session.ids = []
-        reused = min(common_prefix(session.ids, prompt), len(prompt) - 1)
         need = len(prompt) + request.limit
+        if session.source is not None and (reused := self._begin_like_source(request, running, version, keep_stale)):
+            return reused
+        reused = min(common_prefix(session.ids, prompt), len(prompt) - 1)
         if session.slot is None or session.slot.capacity < need:
             slot = self._acquire(need, session, running)
             if slot is None and not running and session.slot is not None:
@@ -145,6 +154,25 @@ class Sessions:
         if not reused:
             session.version = version
         request.todo = prompt[reused:]
+        return reused
+
+    def _begin_like_source(self, request: Request, running: Collection[Session], version: int, keep_stale: bool) -> int:
+        """Copies what the source of a new session holds of its prompt; returns how many tokens that are. 0: the source
+        has been evicted, or has other weights' keys and values, or there is no room for both."""
+        session, source = request.session, request.session.source
+        assert source is not None
+        reused = min(common_prefix(source.ids, request.prompt), len(request.prompt) - 1)
+        fresh = source.version == version or keep_stale
+        slot = None
+        if source.slot is not None and session.slot is None and reused > 0 and fresh:
+            slot = self._acquire(len(request.prompt) + request.limit, session, {*running, source})
+        if slot is None or source.slot is None:
+            return 0
+        self._cache.move(source.slot, slot, reused)
+        session.slot, session.ids, session.version = slot, source.ids[:reused], source.version
+        session.source = None
+        self.touch(source)
+        request.todo = request.prompt[reused:]
         return reused
 
     def _acquire(self, n_tokens: int, asking: Session, running: Collection[Session]) -> Slot | None:

@@ -290,6 +290,11 @@ class TorchEngine:
         """The session will not come back: frees its cache. Unknown sessions are ignored."""
         await self.abort(session)
 
+    async def fork(self, source: str, session: str) -> None:
+        """The new `session` will begin like `source`: the keys and values that it shares with its first prompt are
+        copied. It changes nothing but speed; unknown sources are ignored."""
+        self._sessions.fork(source, session)
+
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replaces the weights between two decode steps; running completions continue with the new ones.
 

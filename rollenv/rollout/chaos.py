@@ -53,7 +53,7 @@ class Chaos:
     def layer(self, request: EpisodeRequest) -> Layer:
         """The faults of one attempt: to be put among the `layers` of a play, as the first of them."""
         tries = (request.attempt, request.collateral, request.life)
-        place = (self._seed, request.seed, request.group, request.sample, *tries)
+        place = (self._seed, request.seed, request.group, request.sample, *tries)  # a branch has a seed of its own
         return _Faults(self.config, place, self._limits)
 
 
@@ -100,6 +100,17 @@ class _FaultyEnv:
         began = asyncio.get_running_loop().time()
         result = await self._inner.areset(seed=seed, options=options)
         return await self._after("reset", 0, began, result)
+
+    async def asnapshot(self) -> bytes:
+        snapshot: bytes = await self._inner.asnapshot()  # type: ignore[attr-defined]
+        return snapshot
+
+    async def arestore(self, snapshot: bytes, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        await self._before("reset", 0, self._faults.limits.reset_seconds)
+        began = asyncio.get_running_loop().time()
+        restored = await self._inner.arestore(snapshot, seed=seed)  # type: ignore[attr-defined]
+        result: tuple[str, dict[str, Any]] = await self._after("reset", 0, began, restored)
+        return result
 
     async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         index, self._steps = self._steps, self._steps + 1

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 _LENGTH = struct.Struct("!Q")
 
-Verb = Literal["setup", "make", "reset", "step", "drop", "stop"]
+Verb = Literal["setup", "make", "reset", "step", "snapshot", "restore", "drop", "stop"]
 
 
 class Request(NamedTuple):

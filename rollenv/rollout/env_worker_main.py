@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rollenv.core import TextEnv
+from rollenv.core import TextEnv, restored
 from rollenv.rollout.env_wire import Answer, Frames, Request, Setup, frame
 from rollenv.rollout.episode import describe
 
@@ -47,6 +47,10 @@ class Host:
             case "reset":
                 seed, options = request.arguments
                 return self._envs[request.env].reset(seed=seed, options=options)
+            case "snapshot":
+                return self._envs[request.env].snapshot()
+            case "restore":
+                return restored(self._envs[request.env], *request.arguments)
             case "make":
                 assert self._make is not None
                 self._envs[request.env] = self._make()

@@ -46,18 +46,40 @@ class RemoteEnv(TextEnv):
         Raises:
             Fault: it failed, took too long, or its process is gone.
         """
+        return await self._begin(Request("reset", self.number, (seed, options)))
+
+    async def asnapshot(self) -> bytes:
+        """`snapshot` in the worker.
+
+        Raises:
+            Fault: it failed, took too long, or its process is gone.
+        """
+        self._check_alive()
+        snapshot: bytes = await self.worker.call(Request("snapshot", self.number), self._step_seconds)
+        return snapshot
+
+    async def arestore(self, snapshot: bytes, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """`restore` in the worker, and `reseed` when there is a seed.
+
+        Raises:
+            Fault: it failed, took too long, or its process is gone.
+        """
+        return await self._begin(Request("restore", self.number, (snapshot, seed)))
+
+    async def _begin(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """Asks for the beginning of an episode, from an environment that is made first if need be."""
         self._check_alive()
         made = None
         if not self._made:
             made, self._made = self.worker.call(Request("make", self.number), START_SECONDS), True
-        reset = self.worker.call(Request("reset", self.number, (seed, options)), self._reset_seconds)
+        begun = self.worker.call(request, self._reset_seconds)
         try:
             if made is not None:
                 await made
-            result: tuple[str, dict[str, Any]] = await reset
+            result: tuple[str, dict[str, Any]] = await begun
             return result
         finally:
-            reset.cancel()  # when it was never awaited, nobody wants its error
+            begun.cancel()  # when it was never awaited, nobody wants its error
 
     async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """`step` in the worker.

@@ -7,14 +7,16 @@ becomes a labelled Failure, never a reward; a cancellation reaches the engine be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
-from rollenv.inference.base import Completion, Engine, SamplingParams, made_before
+from rollenv.inference.base import Completion, Engine, SamplingParams, fork, made_before
 from rollenv.inference.chat import ChatFormat, Conversation
+from rollenv.rollout.branch_points import BranchPoint, BranchPoints
 from rollenv.rollout.deadlines import Watch, watching, within
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn, plain
@@ -37,6 +39,20 @@ class EpisodeRequest:
     """Which environment of a mixture."""
     collateral: int = 0
     """How often it was lost through no fault of its own, beside the attempts."""
+    start: BranchPoint | None = None
+    """A state of another episode that it is played from; None: it begins with a reset."""
+    branch: int | None = None
+    """Of an episode that is played only to value the state it starts from: its number among those; it is no sample of
+    its group, and `sample` is the one that it values."""
+    points: BranchPoints | None = field(default=None, compare=False)
+    """Where the states are noted that others are to start from; None where nobody is."""
+
+    @property
+    def place(self) -> str:
+        """Which of its group's episodes it is, in words for names."""
+        if self.branch is None or self.start is None:
+            return str(self.sample)
+        return f"{self.sample}.{self.start.turn}.{self.branch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,19 @@ class EpisodeEnv(Protocol):
 
     async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `rollenv.TextEnv.astep`."""
+        ...
+
+
+@runtime_checkable
+class SnapshotEnv(Protocol):
+    """What branching needs of an environment on top."""
+
+    async def asnapshot(self) -> bytes:
+        """See `rollenv.TextEnv.asnapshot`."""
+        ...
+
+    async def arestore(self, snapshot: bytes, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """See `rollenv.TextEnv.arestore`."""
         ...
 
 
@@ -177,7 +206,9 @@ class ModelPlayer:
     ) -> None:
         self._agent, self._engine, self._chat, self._sampling = agent, engine, chat, sampling
         self._request, self._limits, self._session = request, limits, session
-        self._conversation = Conversation(chat)
+        start = request.start
+        self._conversation = Conversation(chat) if start is None else start.conversation.copy()
+        self._forked = start is None
 
     async def act(self, history: list[Step], turn: Turn) -> str:
         index = len(history) - 1
@@ -201,6 +232,9 @@ class ModelPlayer:
             raise Fault("agent", "crash", describe(error)) from error
 
     async def _generate(self, prompt: list[int], sampling: SamplingParams, turn: Turn) -> None:
+        if not self._forked and self._request.start is not None:
+            self._forked, shared = True, fork(self._engine, self._request.start.session, self._session)
+            await guarded(shared, "engine", self._limits.generate_seconds, "fork")
         call = self._engine.generate(prompt, sampling, session=self._session)
         try:
             completion = await guarded(call, "engine", self._limits.generate_seconds, "generate")
@@ -221,8 +255,23 @@ class ModelPlayer:
         turn.policy_versions = completion.policy_versions
         turn.completion = self._chat.decode(completion.ids)
 
+    def point(self, snapshot: bytes, history: list[Step], trajectory: Trajectory) -> BranchPoint:
+        """The state that the episode has come to."""
+        own = [self._request.sample] * len(trajectory.own_turns)
+        shared, turns = [*trajectory.shared, *own], list(trajectory.turns)
+        sample, session = self._request.sample, self._session
+        return BranchPoint(sample, snapshot, list(history), turns, shared, self._conversation.copy(), session)
+
     async def close(self, aborted: bool) -> None:
+        if self._request.points is not None and not aborted:
+            self._request.points.keep(self._leave_quietly)
+            return
         await guarded(self._leave(aborted), "engine", self._limits.generate_seconds, "leaving the engine")
+
+    async def _leave_quietly(self) -> None:
+        """Later, when an engine that fails harms nobody any more: who still needs it will see."""
+        with contextlib.suppress(Fault):
+            await guarded(self._leave(False), "engine", self._limits.generate_seconds, "leaving the engine")
 
     async def _leave(self, aborted: bool) -> None:
         if aborted:
@@ -278,6 +327,7 @@ def never_begun(request: EpisodeRequest, env_name: str) -> Trajectory:
 
 
 def _begin(request: EpisodeRequest, env_name: str) -> Trajectory:
+    start = request.start
     return Trajectory(
         env=env_name,
         task=request.task,
@@ -285,6 +335,8 @@ def _begin(request: EpisodeRequest, env_name: str) -> Trajectory:
         group=request.group,
         sample=request.sample,
         attempt=request.attempt,
+        turns=list(start.turns) if start is not None else [],
+        shared=list(start.shared) if start is not None else [],
     )
 
 
@@ -297,13 +349,15 @@ async def _play(
     scene: _Scene,
     watch: Watch,
 ) -> StopReason:
-    reset = env.areset(seed=request.seed % 2**31, options={"task": request.task})
-    observation, info = _checked_reset(await guarded(reset, "env", limits.reset_seconds, "reset", watch))
-    history = [Step(observation, info)]
+    history = await _first(env, request, limits, watch)
+    observation = history[-1].observation
     clock = watch.loop.time  # the loop's: a simulation has a clock of its own
     while True:
         if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
+        if request.points is not None and isinstance(player, ModelPlayer):
+            snapshot = await _snapshot(env, limits, watch)
+            request.points.add(player.point(snapshot, history, trajectory))
         step, turn = history[-1], Turn(observation)
         began = clock()
         scene.where = "engine"
@@ -331,6 +385,29 @@ async def _play(
             trajectory.info = {key: plain(info[key]) for key in ("reward_parts",) if key in info}
             return StopReason.TERMINATED if terminated else StopReason.TRUNCATED
         history.append(Step(observation, info))
+
+
+async def _first(env: EpisodeEnv, request: EpisodeRequest, limits: EpisodeLimits, watch: Watch) -> list[Step]:
+    """What there is to see in the beginning: of the task, or at the point where a branch starts."""
+    seed = request.seed % 2**31
+    if request.start is None:
+        reset = env.areset(seed=seed, options={"task": request.task})
+        return [Step(*_checked_begin(await guarded(reset, "env", limits.reset_seconds, "reset", watch), "reset"))]
+    if not isinstance(env, SnapshotEnv):
+        raise Fault("env", "bad_output", "it has no snapshots")
+    restore = env.arestore(request.start.snapshot, seed=seed)
+    _checked_begin(await guarded(restore, "env", limits.reset_seconds, "restore", watch), "restore")
+    # The agent goes on with what it was shown: a restored environment may say it in other words.
+    return request.start.seen()
+
+
+async def _snapshot(env: EpisodeEnv, limits: EpisodeLimits, watch: Watch) -> bytes:
+    if not isinstance(env, SnapshotEnv):
+        raise Fault("env", "bad_output", "it has no snapshots")
+    snapshot = await guarded(env.asnapshot(), "env", limits.step_seconds, "snapshot", watch)
+    if not isinstance(snapshot, bytes):
+        raise Fault("env", "bad_output", f"snapshot must return bytes, not {type(snapshot).__name__}")
+    return snapshot
 
 
 async def guarded(
@@ -364,11 +441,11 @@ def _fail(trajectory: Trajectory, fault: Fault) -> None:
     trajectory.failure = Failure(fault.where, fault.kind, fault.message, turn, fault.collateral)
 
 
-def _checked_reset(result: Any) -> tuple[str, dict[str, Any]]:
+def _checked_begin(result: Any, call: str) -> tuple[str, dict[str, Any]]:
     match result:
         case (str() as observation, dict() as info):
             return observation, info
-    raise Fault("env", "bad_output", f"reset must return (str, dict), not {result!r:.200}")
+    raise Fault("env", "bad_output", f"{call} must return (str, dict), not {result!r:.200}")
 
 
 def _checked_step(result: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:

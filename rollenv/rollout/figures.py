@@ -26,8 +26,11 @@ FIGURES = {
     "episodes": "episodes played for this step that ended by themselves or by a limit",
     "groups": "groups that were trained",
     "groups_without_signal": "groups that were played and left out, as all their returns are equal",
-    "tokens": "tokens read and sampled in those episodes",
-    "completion_tokens": "tokens sampled in them",
+    "tokens": "tokens read and sampled in those episodes; where they have turns in common, once",
+    "completion_tokens": "tokens sampled in them, likewise",
+    "branch_episodes": "episodes played from snapshots to value their turns",
+    "branch_tokens": "tokens sampled in these",
+    "shared_tokens": "tokens that members of trees have from their trunks, and that were not sampled again",
     "staleness_max": "versions by which the oldest token of the oldest trained group is older than the weights",
     "staleness_mean": "the same, mean over the trained groups",
     "stale_tokens/*": "trained tokens that were made by weights so many versions old",
@@ -57,6 +60,7 @@ def batch_figures(batch: Batch) -> dict[str, float]:
     episodes = [t for group in batch.played for t in group.trainable]
     n = max(1, len(episodes))
     turns = sum(len(t.turns) for t in episodes)
+    own = [turn for t in episodes for turn in t.own_turns]
     return (
         _success_figures(episodes)
         | {
@@ -66,13 +70,25 @@ def batch_figures(batch: Batch) -> dict[str, float]:
             "episodes": float(len(episodes)),
             "groups": float(len(batch.groups)),
             "groups_without_signal": float(len(batch.idle)),
-            "tokens": float(sum(t.n_prompt_tokens + t.n_completion_tokens for t in episodes)),
-            "completion_tokens": float(sum(t.n_completion_tokens for t in episodes)),
+            "tokens": float(sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in own)),
+            "completion_tokens": float(sum(len(turn.completion_ids) for turn in own)),
             "staleness_max": float(max(batch.staleness, default=0)),
             "staleness_mean": sum(batch.staleness) / max(1, len(batch.staleness)),
         }
         | {f"stale_tokens/{age}": float(count) for age, count in staleness_histogram(batch.groups, batch.version)}
+        | _branch_figures(episodes)
     )
+
+
+def _branch_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """What branches cost, and what trees saved, where there are any."""
+    figures = {}
+    if any(t.branch_cost for t in episodes):
+        figures["branch_episodes"] = sum(t.branch_cost.get("episodes", 0.0) for t in episodes)
+        figures["branch_tokens"] = sum(t.branch_cost.get("tokens", 0.0) for t in episodes)
+    if any(t.shared for t in episodes):
+        figures["shared_tokens"] = float(sum(t.n_completion_tokens - t.n_spent_tokens for t in episodes))
+    return figures
 
 
 def _success_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
@@ -86,14 +102,14 @@ def _success_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
 def staleness_histogram(groups: Iterable[Group], version: int) -> list[tuple[int, int]]:
     """How many sampled tokens are how many versions old when `groups` train at `version`: (age, count), from age 0
     to the oldest without a gap."""
-    trained = (turn for group in groups for t in group.trainable for turn in t.turns)
+    trained = (turn for group in groups for t in group.trainable for turn in t.own_turns)
     counts = Counter(version - made for turn in trained for made in turn.policy_versions)
     return [(age, counts[age]) for age in range(min(0, *counts), max(counts) + 1)] if counts else []
 
 
 def latency_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """Percentiles of how long turns and episodes took, seconds; those that failed for good are among them."""
-    timed = [[turn.seconds for turn in t.turns if turn.seconds] for t in episodes]
+    timed = [[turn.seconds for turn in t.own_turns if turn.seconds] for t in episodes]
     parts = {
         "generate": [turn.get("generate", 0.0) for turns in timed for turn in turns],
         "env": [turn.get("env", 0.0) for turns in timed for turn in turns],

@@ -106,6 +106,13 @@ class GroupProgress:
         """An episode has failed for good."""
         self._lost[trajectory.sample] = trajectory
 
+    def forget(self, samples: Collection[int]) -> list[Trajectory]:
+        """These are to be played again; returns what had ended of them."""
+        gone = [self._done.pop(sample) for sample in sorted(samples) if sample in self._done]
+        for sample in samples:
+            self._lost.pop(sample, None)
+        return gone
+
     def late(self, sample: int) -> None:
         """An episode takes longer than a straggler may."""
         if sample not in self._done and sample not in self._lost:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rollenv.inference import optional
-from rollenv.inference.base import Completion, Engine, SamplingParams
+from rollenv.inference.base import Completion, Engine, SamplingParams, fork
 from rollenv.rollout.episode import EpisodeEnv, EpisodeRequest
 from rollenv.trajectory import Trajectory
 
@@ -85,6 +85,9 @@ class EngineLayer:
 
     async def release(self, session: str) -> None:
         await self.inner.release(session)
+
+    async def fork(self, source: str, session: str) -> None:
+        await fork(self.inner, source, session)
 
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         await self.inner.update_weights(version, tensors)

@@ -41,8 +41,7 @@ class Ledger:
     def settle(self, trajectory: Trajectory) -> None:
         """An episode that was dispatched has ended."""
         self.in_flight -= 1
-        tokens = trajectory.n_completion_tokens
-        self.tokens += tokens
+        self.tokens += trajectory.n_spent_tokens
         if trajectory.stop is StopReason.ABORTED:
             self.cancelled += 1
             self._waste(trajectory)
@@ -55,13 +54,16 @@ class Ledger:
             self.finished += 1
 
     def discard(self, trajectory: Trajectory) -> None:
-        """A finished episode turned out not to be needed."""
-        self.discarded += 1
+        """A finished episode turned out not to be needed, and with it the branches that valued its turns."""
+        cost = trajectory.branch_cost
+        self.discarded += 1 + int(cost.get("episodes", 0))
         self._waste(trajectory)
+        self.wasted_tokens += int(cost.get("tokens", 0))
+        self.wasted_env_seconds += cost.get("env_seconds", 0.0)
 
     def _waste(self, trajectory: Trajectory) -> None:
-        self.wasted_tokens += trajectory.n_completion_tokens
-        self.wasted_env_seconds += sum(turn.seconds.get("env", 0.0) for turn in trajectory.turns)
+        self.wasted_tokens += trajectory.n_spent_tokens
+        self.wasted_env_seconds += sum(turn.seconds.get("env", 0.0) for turn in trajectory.own_turns)
 
     def abandon(self) -> None:
         """What was in flight died with its process (or its loop): it counts as cancelled."""

@@ -49,7 +49,7 @@ class ModelPlay:
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
         life = f"/{request.life}" if request.life else ""
-        session = f"{self.label}/{request.group}/{request.sample}/{request.attempt}{life}"
+        session = f"{self.label}/{request.group}/{request.place}/{request.attempt}{life}"
         layers = Layers(self.layers, request)
         engine = layers.engine(self.engine)
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from rollenv.errors import RollenvError
+from rollenv.rollout.branch_points import BranchPoints
+from rollenv.rollout.branching import Branching, GroupBranches, Next
 from rollenv.rollout.episode import EpisodeRequest
 from rollenv.rollout.groups import Group, GroupProgress, GroupRequest
 from rollenv.rollout.ledger import Ledger
@@ -20,7 +22,7 @@ from rollenv.rollout.retries import next_try, spared
 from rollenv.trajectory import StopReason, Trajectory
 
 OnEpisode = Callable[[Trajectory], None]
-"""Gets every attempt's trajectory when it ends."""
+"""Gets the trajectory of every attempt at an episode of a group when it ends."""
 
 
 class Scheduler:
@@ -34,7 +36,9 @@ class Scheduler:
         give_up_after: raise when so many attempts in a row have failed, with nothing finishing in between: the
             environment or the engine is broken, not unlucky.
         straggler_seconds: an attempt that takes longer is late, which matters where a spare can take its place.
-        on_episode: gets the trajectory of every attempt that ends.
+        on_episode: gets the trajectory of every attempt that ends, but not those of branches that only value others.
+        branching: how episodes branch. Branches are episodes like all others: they take places, are tried again, and
+            are in the ledger; they go first, as the states where they start are kept until the last one is over.
     """
 
     def __init__(
@@ -46,18 +50,21 @@ class Scheduler:
         give_up_after: int = 64,
         straggler_seconds: float | None = None,
         on_episode: OnEpisode = lambda trajectory: None,
+        branching: Branching | None = None,
     ) -> None:
         self._play = play
         self._concurrency = concurrency
         self._max_attempts = max_attempts
         self._give_up_after = max(give_up_after, 2 * concurrency)
         self._straggler_seconds, self._on_episode = straggler_seconds, on_episode
+        self._branching = branching if branching is not None else Branching()
         self.ledger = ledger if ledger is not None else Ledger()
         self._waiting: deque[tuple[GroupProgress, EpisodeRequest]] = deque()
         self._running: dict[asyncio.Task[None], tuple[GroupProgress, int]] = {}
         self._of_group: dict[GroupProgress, set[asyncio.Task[None]]] = {}
         self._groups: dict[int, GroupProgress] = {}
-        self._ending: set[asyncio.Task[None]] = set()  # cancelled, not over
+        self._branches: dict[GroupProgress, GroupBranches] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # cancelled, or freeing a session, and not over
         self._events: deque[Group | int] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._broken: BaseException | None = None
@@ -78,11 +85,14 @@ class Scheduler:
             return
         self._groups[request.index] = progress
         self._of_group[progress] = set()
+        branches = self._branches[progress] = self._branching.of(request)
+        if (tree := self._branching.tree) is not None:
+            for trajectory in progress.forget(tree.torn(request.size + request.extra, progress.open)):
+                self.ledger.discard(trajectory)
         missing = set(progress.open)
-        for episode in request.episodes():
-            if episode.sample in missing:
-                attempt = progress.attempts.get(episode.sample, 0)
-                self._waiting.append((progress, replace(episode, attempt=attempt)))
+        episodes = [replace(e, attempt=progress.attempts.get(e.sample, 0)) for e in request.episodes()]
+        for episode in branches.begin([e for e in episodes if e.sample in missing]):
+            self._waiting.append((progress, episode))
         self._fill()
 
     @property
@@ -164,13 +174,27 @@ class Scheduler:
         running = list(self._running)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        for branches in self._branches.values():
+            self._free(branches.close().free)
+        self._branches.clear()
+        await asyncio.gather(*running, *self._ending, return_exceptions=True)
 
     def _stop(self, progress: GroupProgress) -> None:
         """Nothing more of this group is needed."""
         for task in self._of_group.pop(progress):
             task.cancel()
             self._ending.add(task)
+        rest = self._branches.pop(progress).close()
+        for trajectory in rest.waste:
+            self.ledger.discard(trajectory)
+        self._free(rest.free)
+
+    def _free(self, points: Collection[BranchPoints]) -> None:
+        """Frees the sessions of episodes from which nobody starts any more, aside."""
+        for each in points:
+            task = asyncio.ensure_future(each.close())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._concurrency and not self._held:
@@ -206,6 +230,8 @@ class Scheduler:
     async def _run(self, progress: GroupProgress, request: EpisodeRequest) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if progress in self._branches:
+            request = self._branches[progress].prepared(request)
         self.ledger.dispatch()  # here: a task that is cancelled before it begins was never dispatched
         try:
             trajectory = await self._play(request)
@@ -213,22 +239,38 @@ class Scheduler:
             self.ledger.settle(_lost(request))
             raise
         self.ledger.settle(trajectory)
-        self._on_episode(trajectory)
+        if request.branch is None:
+            self._on_episode(trajectory)
         if progress not in self._of_group:
+            if request.points is not None:
+                self._free([request.points])
             return
         self._of_group[progress].discard(task)  # it has ended: nothing is left to cancel
+        branches = self._branches[progress]
         if trajectory.stop is not StopReason.FAILED:
             self._failed_in_a_row = 0
+            self._go_on(progress, branches.ended(request, trajectory))
+        elif not self._try_again(progress, request, trajectory):
+            self._go_on(progress, branches.lost(request, trajectory))
+
+    def _go_on(self, progress: GroupProgress, step: Next) -> None:
+        """What follows when an episode of a group is over."""
+        self._waiting.extendleft((progress, request) for request in reversed(step.play))
+        for trajectory in step.waste:
+            self.ledger.discard(trajectory)
+        for trajectory in step.ended:
             progress.ended(trajectory)
-        elif self._try_again(progress, request, trajectory):
-            return
+        for trajectory in step.lost:
+            progress.lost(trajectory)
+        self._free(step.free)
         self._look(progress)
 
     def _try_again(self, progress: GroupProgress, request: EpisodeRequest, trajectory: Trajectory) -> bool:
         """Whether a failed attempt is followed by another (or by the end of all)."""
         if not spared(trajectory, request):
             self._failed_in_a_row += 1
-            progress.attempts[request.sample] = request.attempt + 1
+            if request.branch is None:
+                progress.attempts[request.sample] = request.attempt + 1
         if self._failed_in_a_row >= self._give_up_after:
             self._break(_gave_up(trajectory, self._failed_in_a_row))
             return True
@@ -236,7 +278,6 @@ class Scheduler:
             self.ledger.retried += 1
             self._waiting.appendleft((progress, again))
             return True
-        progress.lost(trajectory)
         return False
 
     def _look(self, progress: GroupProgress) -> None:

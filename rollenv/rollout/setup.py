@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollenv.config.train import RolloutConfig, SamplingConfig, VLLMConfig
+from rollenv.core import TextEnv
+from rollenv.errors import RollenvError
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
 from rollenv.inference.proxy import LLMProxy
@@ -74,7 +76,7 @@ def torch_engine(model: Any, tokenizer: Any, device: str, config: RolloutConfig)
         device=device,
         dtype=torch.bfloat16 if config.precision == "bf16" else None,
         kv_budget_bytes=config.kv_mib * 2**20,
-        max_sessions=config.concurrency,
+        max_sessions=2 * config.concurrency,  # of episodes in flight, and of those that others branch off
     )
 
 
@@ -102,13 +104,24 @@ def vllm_engine(
     )
 
 
-def env_pool(spec: EnvSpec, arguments: Mapping[str, Any], config: RolloutConfig) -> Environments:
+def env_pool(
+    spec: EnvSpec, arguments: Mapping[str, Any], config: RolloutConfig, snapshots: bool = False
+) -> Environments:
     """Environments of `spec` where `config` or the environment says (see `rollenv.rollout.placement`); to be closed.
 
+    Args:
+        snapshots: whether they need to have them.
+
     Raises:
-        RollenvError: one cannot be made, or not in another process although it shall be.
+        RollenvError: one cannot be made, or not in another process although it shall be, or has no snapshots.
     """
     first = make(spec, **arguments)
+    if snapshots and type(first).snapshot is TextEnv.snapshot:
+        first.close()
+        raise RollenvError(
+            f"environment '{spec.id}' has no snapshots, from which algo.advantage=vine and rollout.trees play on: "
+            "give it snapshot() and restore(), or take another advantage, such as gigpo, and rollout.trees=0"
+        )
     placement = declared(config.env_executor, spec, type(first))
     unused = placement is not None
     if placement is None:

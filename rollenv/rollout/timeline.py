@@ -277,7 +277,7 @@ class _DrawnEpisode(Layer):
         args |= _finite(reward=trajectory.reward)
         if trajectory.failure is not None:
             args["failure"] = f"{trajectory.failure.where} {trajectory.failure.kind}: {trajectory.failure.message}"
-        name = f"{self._request.task} #{self._request.sample}"
+        name = f"{self._request.task} #{self._request.place}"
         self._track.slice(name, self._began, end, **args)
         self._timeline.leave_slot(self._slot)
 
@@ -298,6 +298,18 @@ class _DrawnEnv:
         begin = self._episode._timeline.clock()
         try:
             return await self._inner.areset(seed=seed, options=options)
+        finally:
+            self._episode.reset_over(begin)
+
+    async def asnapshot(self) -> bytes:
+        snapshot: bytes = await self._inner.asnapshot()  # type: ignore[attr-defined]
+        return snapshot
+
+    async def arestore(self, snapshot: bytes, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        begin = self._episode._timeline.clock()
+        try:
+            result: tuple[str, dict[str, Any]] = await self._inner.arestore(snapshot, seed=seed)  # type: ignore[attr-defined]
+            return result
         finally:
             self._episode.reset_over(begin)
 

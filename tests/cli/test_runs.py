@@ -239,3 +239,23 @@ def test_a_full_disk_loses_nothing(
     monkeypatch.setattr(torch, "save", save)
     assert main(["train", *IMPORT, "--resume", str(run)]) == 0
     assert [line["step"] for line in metrics(run)] == [0, 1, 2, 3]
+
+
+def test_the_episodes_of_a_run_are_kept_and_exported(
+    tiny: Path,
+    tmp_path: Path,
+    temp_registry: object,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    assert main(train_command(tiny, run, "--steps", "2", "trajectories=2")) == 0
+    assert main(["export", str(run), "--to", "jsonl"]) == 0
+    rows = [json.loads(line) for line in (run / "export" / "trajectories.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in rows} == {2}
+    groups = [line for line in map(json.loads, (run / "groups.jsonl").read_text().splitlines()) if line["step"] == 2]
+    assert sorted(row["reward"] for row in rows) == sorted(r for group in groups for r in group["rewards"])
+    assert f"exported {len(rows)} episodes to" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "no"), "--to", "jsonl"]) == 2
+    assert "there is no folder" in capsys.readouterr().err

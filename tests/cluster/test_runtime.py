@@ -39,6 +39,9 @@ def counter() -> type:
         def variable(self, name: str) -> str | None:
             return os.environ.get(name)
 
+        def niceness(self) -> int:
+            return os.nice(0)
+
         async def wait(self) -> str:
             await asyncio.wait_for(self.gate.wait(), 30)
             return "opened"
@@ -160,6 +163,15 @@ def test_a_ray_worker_sees_the_devices_of_its_mapping(ray_cluster: Any) -> None:
             await handle.stop()
         finally:
             ray_cluster.give_back()
+
+    asyncio.run(test())
+
+
+def test_a_ray_worker_waits_for_nobody_that_its_starter_would_not_wait_for(ray_cluster: Any) -> None:
+    async def test() -> None:
+        handle = await ray_cluster.start(spec("nice"))
+        assert await handle.call("niceness") == os.nice(0)
+        await handle.stop()
 
     asyncio.run(test())
 

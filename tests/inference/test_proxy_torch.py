@@ -57,6 +57,25 @@ def in_proxy(test: Callable[[LLMProxy, list[TorchEngine]], Awaitable[None]], mod
     asyncio.run(run())
 
 
+def test_a_fork_goes_where_the_cache_is(model: Any) -> None:
+    async def test(proxy: LLMProxy, engines: list[TorchEngine]) -> None:
+        prompt = tokens(150, 4)
+        for name in ("x", "a", "y"):
+            await proxy.generate(prompt, greedy(4), session=name)
+        await proxy.fork("a", "b")
+        await proxy.fork("nobody", "c")
+        assert proxy._router.home_of("b") == proxy._router.home_of("a")
+        before = sum(engine.stats().prefilled_tokens for engine in engines)
+        made = await proxy.generate(prompt, greedy(4), session="b")
+        assert made.ids == reference_generate(model, prompt, 4)
+        assert sum(engine.stats().prefilled_tokens for engine in engines) - before == 1
+        for name in ("x", "a", "y", "b"):
+            await proxy.release(name)
+        assert sum(engine.stats().sessions for engine in engines) == 0
+
+    in_proxy(test, model, 2)
+
+
 def decoded(engines: list[TorchEngine]) -> int:
     return sum(engine.stats().decoded_tokens for engine in engines)
 

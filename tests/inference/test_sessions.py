@@ -44,6 +44,52 @@ def test_the_budget_holds_and_evicted_sessions_come_back_unchanged() -> None:
     in_engine(test, model, kv_budget_bytes=4 * per_slot)
 
 
+@pytest.mark.parametrize("stale_kv", ["drop", "keep"])
+def test_a_forked_session_computes_only_what_it_does_not_share(stale_kv: str) -> None:
+    model, prompt = build(), tokens(200, 1)
+    other = build(seed=1).state_dict()
+
+    async def test(engine: TorchEngine) -> None:
+        first = await engine.generate(prompt, greedy(6), session="a")
+        await engine.fork("a", "b")
+        await engine.fork("nobody", "c")
+        before = engine.stats()
+        longer = [*prompt, *first.ids, *tokens(5, 2)]
+        branched = await engine.generate(longer, greedy(6), session="b")
+        assert engine.stats().prefilled_tokens - before.prefilled_tokens <= 6
+        alone = await engine.generate(longer, greedy(6), session="c")
+        assert engine.stats().prefilled_tokens - before.prefilled_tokens >= len(longer)
+        assert (branched.ids, branched.logprobs) == (alone.ids, alone.logprobs)
+        assert branched.ids == reference_generate(model, longer, 6)
+        back = await engine.generate([*prompt, *first.ids], greedy(6), session="a")  # the source is as it was
+        assert back.ids == reference_generate(model, [*prompt, *first.ids], 6)
+        await engine.fork("a", "d")
+        await engine.update_weights(1, other)
+        shared = engine.stats().reused_tokens
+        await engine.generate(longer, greedy(2), session="d")
+        assert (engine.stats().reused_tokens > shared) is (stale_kv == "keep")
+
+    in_engine(test, model, stale_kv=stale_kv)
+
+
+def test_a_source_that_is_evicted_or_in_the_way_costs_only_time() -> None:
+    per_slot = 512 * 3 * 2 * 2 * 16 * 4
+    model, prompt = build(), tokens(60, 3)
+
+    async def test(engine: TorchEngine) -> None:
+        await engine.generate(prompt, greedy(4), session="a")
+        for name in ("b", "c"):
+            await engine.fork("a", name)
+        for name in ("b", "c"):
+            made = await engine.generate(prompt, greedy(4), session=name)
+            assert made.ids == reference_generate(model, prompt, 4)
+        await engine.fork("a", "d")
+        await engine.release("d")
+        assert engine.stats().sessions <= 1
+
+    in_engine(test, model, kv_budget_bytes=per_slot)
+
+
 def test_a_long_session_pushes_out_short_idle_ones() -> None:
     per_slot = 512 * 3 * 2 * 2 * 16 * 4
     model = build()

@@ -111,6 +111,30 @@ def test_episodes_are_the_same_wherever_they_are_played(pools: Pools, env: str) 
         pool.close()
 
 
+def test_a_snapshot_goes_on_in_another_process_with_a_future_of_its_own(pools: Pools) -> None:
+    pool = pools(2, CORRIDOR)
+
+    async def futures() -> list[list[str]]:
+        first, second = await pool.acquire(), await pool.acquire()
+        assert first.worker is not second.worker  # type: ignore[attr-defined]
+        task = pool.tasks.ids("train")[0]
+        await first.areset(seed=1, options={"task": task})
+        await first.astep("listen")
+        snapshot, heard = await first.asnapshot(), []
+        for seed in (None, 7, 7, 8):
+            await second.arestore(snapshot, seed=seed)
+            heard.append([(await second.astep("listen"))[0] for _ in range(11)])
+        heard.append([(await first.astep("listen"))[0] for _ in range(11)])
+        pool.release(first, True)
+        pool.release(second, True)
+        return heard
+
+    same, one, again, other, here = run(futures())
+    assert same == here
+    assert one == again
+    assert len({tuple(f) for f in (same, one, other)}) == 3
+
+
 def test_a_pool_serves_one_loop_after_another(pools: Pools) -> None:
     pool = pools(2)
     first, second = (played(pool, ["good-1", "good-2"])[0] for _ in range(2))

@@ -128,12 +128,24 @@ def test_waste_is_what_was_added_since_the_last_boundary() -> None:
     assert ledger.balanced
 
 
+def test_what_branches_cost_and_trees_save_is_told_where_there_are_any() -> None:
+    plain, valued, leaf = (ended(request(0)) for _ in range(3))
+    assert not {"branch_tokens", "shared_tokens"} & set(batch_figures(Batch(0, [group(0, [plain])])))
+    valued.branch_cost = {"episodes": 4.0, "tokens": 9.0, "env_seconds": 1.0}
+    leaf.turns, leaf.shared = [*plain.turns, *leaf.turns], [0]
+    figures = batch_figures(Batch(0, [group(0, [plain, valued, leaf])]))
+    assert (figures["branch_episodes"], figures["branch_tokens"], figures["shared_tokens"]) == (4.0, 9.0, 3.0)
+    assert figures["completion_tokens"] == 9.0
+    assert figures["stale_tokens/0"] == 9.0
+
+
 def test_every_figure_is_documented_and_those_of_the_clock_are_known() -> None:
     ledger = Ledger()
     ledger.dispatch()
     ledger.settle(failed(request(0)))
     elsewhere = ended(request(0))
     elsewhere.env = "another"
+    elsewhere.branch_cost, elsewhere.shared = {"episodes": 4.0, "tokens": 9.0}, [0]
     stale = Batch(1, [group(0, [ended(request(0)), elsewhere])])
     figures = batch_figures(stale) | latency_figures([timed((1.0, 1.0))]) | waste_figures(Ledger(), ledger)
     for name in [*figures, "queue_begin", "queue_end"]:

@@ -49,6 +49,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "refill": {"rollout": {"filter": "refill", "max_refills": 3, "group_size": 2}},
     "curriculum": {"rollout": {"curriculum": "success"}},
+    "branches": {"algo": {"advantage": "vine", "branches": 2, "gamma": 1.0}, "rollout": {"filter": "keep"}},
+    "trees": {"rollout": {"trees": 2}},
     "kl, minibatches, schedule": {
         "algo": {"kl_coef": 0.05},
         "optim": {"minibatches": 2, "epochs": 2, "schedule": "cosine", "warmup": 1},

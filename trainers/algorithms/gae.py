@@ -73,16 +73,29 @@ def bilevel_gae(
     return advantages_T
 
 
-def branch_values(branch_returns: Sequence[Sequence[float]]) -> list[float]:
+def branch_values(branch_returns: Sequence[Sequence[float]]) -> list[float | None]:
     """V of the state before each turn: the mean return of the K branches played from there (VinePPO,
-    arXiv 2410.01679; K = 9)."""
-    return [sum(returns) / len(returns) for returns in branch_returns]
+    arXiv 2410.01679; K = 9), None where none were."""
+    return [sum(returns) / len(returns) if returns else None for returns in branch_returns]
 
 
-def vine(rewards: Sequence[float], values: Sequence[float], gamma: float = 1.0) -> list[float]:
-    """A_k = r_k + gamma V(s_{k+1}) - V(s_k) per turn, V from `branch_values`, 0 after the last (VinePPO)."""
-    following = [*values[1:], 0.0]
-    return [r + gamma * after - now for r, after, now in zip(rewards, following, values, strict=True)]
+def vine(rewards: Sequence[float], values: Sequence[float | None], gamma: float = 1.0) -> list[float]:
+    """A_k = r_k + gamma V(s_{k+1}) - V(s_k) per turn, V from `branch_values`, 0 after the last (VinePPO).
+
+    Where only some states are valued, the turns from one of them to the next are one action: each has
+    sum over i < n of gamma^i r_{k+i} + gamma^n V(s_{k+n}) - V(s_k). Turns before the first valued state have 0.
+    """
+    advantages, begin = [0.0] * len(rewards), None
+    for end, value in enumerate([*values, 0.0]):
+        if value is None:
+            continue
+        if begin is not None:
+            earned = sum(gamma**i * reward for i, reward in enumerate(rewards[begin:end]))
+            before = values[begin]
+            assert before is not None
+            advantages[begin:end] = [earned + gamma ** (end - begin) * value - before] * (end - begin)
+        begin = end
+    return advantages
 
 
 def rewards_to_go(rewards_T: Tensor, gamma: float = 1.0) -> Tensor:

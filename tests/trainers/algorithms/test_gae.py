@@ -119,6 +119,15 @@ def test_vine_compares_the_branches_of_a_state_with_those_of_the_next() -> None:
     assert vine([0.0, 0.0, 1.0], values, gamma=0.5) == [0.0, -1.0, 1.0]
 
 
+def test_turns_between_two_valued_states_are_one_action() -> None:
+    values = branch_values([[0.5], [], [], [1.0, 0.0], []])
+    assert values == [0.5, None, None, 0.5, None]
+    first = 1.0 + 0.5 * 2.0 + 0.25 * 4.0 + 0.125 * 0.5 - 0.5
+    last = 8.0 + 0.5 * 16.0 - 0.5
+    assert vine([1.0, 2.0, 4.0, 8.0, 16.0], values, gamma=0.5) == [first] * 3 + [last] * 2
+    assert vine([1.0, 2.0], [None, 0.5], gamma=0.5) == [0.0, 1.5], "of what came before the first nothing is known"
+
+
 @PATIENT
 @given(st.lists(NUMBER, min_size=2, max_size=20))
 def test_whitened_values_have_mean_zero_and_deviation_one(values: list[float]) -> None:

@@ -1,0 +1,256 @@
+"""Trajectories on disk: which ones a folder holds, and how they become Parquet, JSON lines or a `datasets` folder.
+
+A row is an episode. `ROW` says what its columns are; reading a row back gives an equal trajectory. What is written
+appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rollenv.errors import RollenvError
+from rollenv.files import new_file, new_folder, write_atomically
+from rollenv.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Form = Literal["parquet", "jsonl", "datasets"]
+BATCH = 256
+"""Episodes that are in memory at a time."""
+
+ROW = {
+    "step": "training step that the episode was played for; null in an evaluation",
+    "trained": "whether its group was trained; null in an evaluation",
+    "env, task, seed": "what was played",
+    "group, sample, attempt": "its place among the episodes of the run",
+    "stop": "why it ended (`rollenv.trajectory.StopReason`)",
+    "success": "whether the task was solved; null where the environment does not say",
+    "reward": "the sum of its rewards",
+    "failure": "where, kind, message, turn, collateral, injected; null for an episode that did not fail",
+    "info": "what else the environment said in the end, as JSON text",
+    "shared": "for each turn that it has from another episode of its group, that episode's sample",
+    "branch_cost": "what branches cost that value its turns, as JSON text",
+    "turns": "observation, completion, action (texts), reward, valid_action, fork, prompt_ids, completion_ids, "
+    "logprobs, policy_versions (per sampled token), branch_returns, and seconds as JSON text",
+}
+"""Columns of a row -> meaning. In JSON lines, what is JSON text here is an object."""
+
+_STEP_FILE = re.compile(r"step-(\d+)\.jsonl")
+
+
+@dataclass(slots=True)
+class Exported:
+    """An episode with what the folder says of it beside."""
+
+    trajectory: Trajectory
+    step: int | None = None
+    trained: bool | None = None
+
+
+# -- what a folder holds -------------------------------------------------------------------------------------------
+
+
+def step_file(run: Path, step: int) -> Path:
+    """Where a run keeps the episodes of a step."""
+    return run / "trajectories" / f"step-{step:06d}.jsonl"
+
+
+def kept_steps(run: Path) -> list[tuple[int, Path]]:
+    """The steps whose episodes a run has kept, in order, and their files."""
+    files = (run / "trajectories").glob("step-*.jsonl")
+    return sorted((int(match[1]), file) for file in files if (match := _STEP_FILE.fullmatch(file.name)))
+
+
+def keep(run: Path, step: int, episodes: Iterable[tuple[Trajectory, bool]]) -> None:
+    """Keeps the episodes of a training step, each with whether it was trained.
+
+    Raises:
+        RollenvError: they cannot be written.
+    """
+    lines = (json.dumps({"step": step, "trained": trained} | t.to_dict()) + "\n" for t, trained in episodes)
+    write_atomically(step_file(run, step), lines)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files with the episodes of a training run, or of an evaluation (`rollenv eval --out`).
+
+    Raises:
+        RollenvError: there are none.
+    """
+    files = [file for _, file in kept_steps(folder)]
+    if not files and (folder / "trajectories.jsonl").is_file():
+        files = [folder / "trajectories.jsonl"]
+    if not files:
+        raise RollenvError(
+            f"'{folder}' holds no trajectories: give the folder of 'rollenv eval --out', or of a training run that "
+            "keeps them (trajectories=1 keeps those of every step)"
+        )
+    return files
+
+
+def read(file: Path) -> Iterator[Exported]:
+    """The episodes of a file of JSON lines.
+
+    Raises:
+        RollenvError: a line is no trajectory.
+    """
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                data = json.loads(line)
+                step, trained = data.pop("step", None), data.pop("trained", None)
+                data.pop("tasks_sha256", None)
+                yield Exported(Trajectory.from_dict(data), step, trained)
+            except (ValueError, KeyError, TypeError) as error:
+                raise RollenvError(f"'{file}', line {number} is no trajectory: {error}; export another run") from error
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def as_row(exported: Exported) -> dict[str, Any]:
+    """An episode as Parquet has it."""
+    row = {"step": exported.step, "trained": exported.trained} | exported.trajectory.to_dict()
+    row["info"], row["branch_cost"] = json.dumps(row["info"]), json.dumps(row["branch_cost"])
+    for turn in row["turns"]:
+        turn["seconds"] = json.dumps(turn["seconds"])
+    return row
+
+
+def from_row(row: Mapping[str, Any]) -> Exported:
+    """The inverse of `as_row`."""
+    data = {key: value for key, value in row.items() if key not in ("step", "trained")}
+    data["info"], data["branch_cost"] = json.loads(data["info"]), json.loads(data["branch_cost"])
+    data["turns"] = [turn | {"seconds": json.loads(turn["seconds"])} for turn in data["turns"]]
+    return Exported(Trajectory.from_dict(data), row["step"], row["trained"])
+
+
+def schema() -> pyarrow.Schema:
+    """The columns of `ROW` as Arrow types."""
+    import pyarrow as pa
+
+    ids, numbers = pa.list_(pa.int32()), pa.list_(pa.float64())
+    turn = {
+        "observation": pa.string(),
+        "prompt_ids": ids,
+        "completion_ids": ids,
+        "logprobs": numbers,
+        "policy_versions": ids,
+        "fork": pa.bool_(),
+        "completion": pa.string(),
+        "action": pa.string(),
+        "reward": pa.float64(),
+        "valid_action": pa.bool_(),
+        "seconds": pa.string(),
+        "branch_returns": numbers,
+    }
+    failure = {
+        "where": pa.string(),
+        "kind": pa.string(),
+        "message": pa.string(),
+        "turn": pa.int32(),
+        "collateral": pa.bool_(),
+        "injected": pa.string(),
+    }
+    columns = {
+        "step": pa.int64(),
+        "trained": pa.bool_(),
+        "env": pa.string(),
+        "task": pa.string(),
+        "seed": pa.int64(),
+        "group": pa.int64(),
+        "sample": pa.int32(),
+        "attempt": pa.int32(),
+        "turns": pa.list_(pa.struct(list(turn.items()))),
+        "stop": pa.string(),
+        "failure": pa.struct(list(failure.items())),
+        "success": pa.bool_(),
+        "info": pa.string(),
+        "shared": ids,
+        "branch_cost": pa.string(),
+        "reward": pa.float64(),
+    }
+    return pa.schema(list(columns.items()))
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def export(folder: Path, form: Form, out: Path, progress: Callable[[int], None] = lambda done: None) -> int:
+    """Writes the episodes of `folder` to `out`: a file, or a folder for `datasets.load_from_disk`.
+
+    Args:
+        progress: gets the number of episodes written so far.
+
+    Returns:
+        How many episodes there are.
+
+    Raises:
+        RollenvError: there are none, `out` is there already, a package is missing, or the disk refuses.
+    """
+    files = files_of(folder)
+    if out.exists():
+        raise RollenvError(f"'{out}' is there already: give another --out, or remove it")
+    counted = _Counted(itertools.chain.from_iterable(map(read, files)), progress)
+    try:
+        if form == "jsonl":
+            write_atomically(out, (_line(each) for each in counted))
+        elif form == "parquet":
+            with new_file(out) as temporary:
+                _write_parquet(counted, temporary)
+        else:
+            _write_dataset(counted, out)
+    except ModuleNotFoundError as error:
+        missing = f"--to {form} needs {error.name}, which is not installed"
+        raise RollenvError(f"{missing}: pip install 'rollenv[export]', or say --to jsonl") from error
+    except OSError as error:
+        raise RollenvError(f"cannot write '{out}': {error.strerror or error}; nothing there was changed") from error
+    return counted.n
+
+
+class _Counted:
+    """Counts what is taken of it."""
+
+    def __init__(self, episodes: Iterable[Exported], progress: Callable[[int], None]) -> None:
+        self._episodes, self._progress, self.n = episodes, progress, 0
+
+    def __iter__(self) -> Iterator[Exported]:
+        for exported in self._episodes:
+            self.n += 1
+            yield exported
+            self._progress(self.n)
+
+
+def _line(exported: Exported) -> str:
+    return json.dumps({"step": exported.step, "trained": exported.trained} | exported.trajectory.to_dict()) + "\n"
+
+
+def _write_parquet(episodes: Iterable[Exported], file: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = map(as_row, episodes)
+    with pq.ParquetWriter(str(file), schema(), compression="zstd") as writer:
+        while batch := list(itertools.islice(rows, BATCH)):
+            writer.write_table(pa.Table.from_pylist(batch, schema()))
+
+
+def _write_dataset(episodes: Iterable[Exported], out: Path) -> None:
+    from datasets import Dataset
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.rows.") as work, new_folder(out) as temporary:
+        rows = Path(work) / "rows.parquet"
+        _write_parquet(episodes, rows)
+        dataset = Dataset.from_parquet(str(rows), cache_dir=str(Path(work) / "cache"))
+        dataset.save_to_disk(str(temporary))
