@@ -125,10 +125,8 @@ class ALFWorldAgent:
         """What the model knows when a window begins: the task, the receptacles, and what it saw before the last of
         `history`."""
         world = World.of(history[0].observation)
-        command = ""
         for step in history[:-1]:
-            world.notice(step.observation, command)
-            command = step.action if step.valid_action else ""
+            world.notice(step.observation)
         seen = [f"{place}: {compact(things) or 'nothing'}" for place, things in world.contents.items()]
         parts = [
             _TASK + _sentence(history[0].observation),
