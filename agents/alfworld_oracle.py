@@ -10,36 +10,12 @@ if the task says so, and carries it to where it belongs.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
+from rollenv.agents.alfworld_thoughts import thought_of
+from rollenv.agents.alfworld_view import APPLIANCES, Task, World, kind_of, read_task
 from rollenv.errors import RollenvError
-
-NOTHING = "Nothing happens."
-
-_NAME = r"[a-z]+ \d+"
-_LISTED = re.compile(rf"\ba ({_NAME})")
-_VIEWS = (
-    re.compile(rf"The ({_NAME}) is open\. In it, you see ([^.]*)\."),
-    re.compile(rf"On the ({_NAME}), you see ([^.]*)\."),
-)
-_CLOSED = re.compile(rf"The ({_NAME}) is closed\.|You close the ({_NAME})\.")
-_ROOM = re.compile(r"Looking quickly around you, you see ([^.]*)\.")
-_FACING = re.compile(r"You are facing the ([^.]*)\.")
-_TAKEN = re.compile(rf"You pick up the ({_NAME}) from the ({_NAME})\.")
-_PUT = re.compile(rf"You (?:move|put) the ({_NAME}) (?:to|in/on) the ({_NAME})\.")
-_TREATED = re.compile(rf"You (clean|heat|cool) the ({_NAME}) using")
-_TASKS = (
-    ("two", re.compile(r"(?:put|find) two (\w+)(?: and put them)? in (\w+)")),
-    ("light", re.compile(r"look at (\w+) under the (\w+)|examine the (\w+) with the (\w+)")),
-    ("clean", re.compile(r"put a clean (\w+) in (\w+)|clean some (\w+) and put it in (\w+)")),
-    ("heat", re.compile(r"put a hot (\w+) in (\w+)|heat some (\w+) and put it in (\w+)")),
-    ("cool", re.compile(r"put a cool (\w+) in (\w+)|cool some (\w+) and put it in (\w+)")),
-    ("place", re.compile(r"put (?:a|some) (\w+) (?:in|on) (\w+)")),
-)
-_APPLIANCES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 _DOORS = frozenset(["cabinet", "drawer", "fridge", "microwave", "safe"])
 """Kinds that are mostly closed: looking into one takes a command more."""
@@ -73,64 +49,10 @@ _SORTS = {
 _SORT_OF = {thing: sort for sort, things in _SORTS.items() for thing in things.split()}
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is to be done: `kind` is two, light, clean, heat, cool or place."""
-
-    kind: str
-    thing: str
-    place: str
-    """Kind of receptacle; for `light` the kind of lamp."""
-
-
-@dataclass(slots=True)
-class World:
-    """What was seen so far.
-
-    Attributes:
-        places: the receptacles, in the order in which the room lists them.
-        here: those at the agent's place, as far as is known.
-        contents: receptacle -> what was last seen in it; receptacles that were not looked into are missing.
-        closed: those that were last seen closed.
-        held: what is in the hand, `""` for nothing, and where it was taken from.
-        treated: thing -> what was done to it.
-    """
-
-    places: list[str] = field(default_factory=list)
-    here: set[str] = field(default_factory=set)
-    contents: dict[str, list[str]] = field(default_factory=dict)
-    closed: set[str] = field(default_factory=set)
-    held: str = ""
-    source: str = ""
-    treated: dict[str, set[str]] = field(default_factory=dict)
-
-    def where(self, thing: str) -> str | None:
-        """The receptacle that `thing` was last seen in."""
-        return next((place for place, things in self.contents.items() if thing in things), None)
-
-
-def read_task(observation: str) -> Task:
-    """The task of a first observation.
-
-    Raises:
-        RollenvError: it names none of the six kinds of tasks.
-    """
-    sentence = observation.rpartition("Your task is to: ")[2].strip().rstrip(".").lower()
-    for kind, pattern in _TASKS:
-        found = pattern.fullmatch(sentence)
-        if found:
-            thing, place = (word for word in found.groups() if word)
-            return Task(kind, thing, place)
-    raise RollenvError(f"ALFWorldOracle does not understand the task {sentence!r:.100}; it knows ALFWorld's six kinds")
-
-
-def kind_of(name: str) -> str:
-    """`drawer 3` is a `drawer`."""
-    return name.partition(" ")[0]
-
-
 class ALFWorldOracle:
     """The expert. `noise` is the share of turns in which it does something else that is admissible.
+
+    After `act`, `thought` says in a sentence or two why it does that; a mistake has no reason, and `thought` is empty.
 
     Args:
         noise: in [0, 1]; needs `info["admissible_actions"]`.
@@ -151,54 +73,21 @@ class ALFWorldOracle:
         self._world = World()
         self._task: Task | None = None
         self._last = ""
+        self.thought = ""
 
     def act(self, observation: str, info: dict[str, Any]) -> str:
         """The next command."""
         if self._task is None:
             self._task = read_task(observation)
-            found = _ROOM.search(observation) or _FACING.search(observation)
-            self._world.places = _LISTED.findall(found[1]) if found else []
+            self._world = World.of(observation)
         listed = info.get("admissible_actions") or []
-        self._notice(observation, set(listed))
+        self._world.notice(observation, self._last, set(listed))
         if self.noise and listed and self._rng.random() < self.noise:
-            self._last = str(self._rng.choice(listed))
+            self._last, self.thought = str(self._rng.choice(listed)), ""
         else:
             self._last = self._decide(self._task, listed)
+            self.thought = thought_of(self._task, self._world, self._last)
         return self._last
-
-    # -- seeing ------------------------------------------------------------------------------------------------
-
-    def _notice(self, observation: str, listed: set[str]) -> None:
-        """Learns what an observation says, and from the list what cannot be walked to since it is here."""
-        world, last = self._world, self._last
-        if listed:
-            world.here = {place for place in world.places if f"go to {place}" not in listed}
-        elif last.startswith("go to "):
-            self._arrive(last.removeprefix("go to "), observation)
-        for view in _VIEWS:
-            for receptacle, things in view.findall(observation):
-                world.contents[receptacle] = _LISTED.findall(things)
-                world.closed.discard(receptacle)
-        for names in _CLOSED.findall(observation):
-            world.closed.add(names[0] or names[1])
-        if taken := _TAKEN.search(observation):
-            world.held, world.source = taken[1], taken[2]
-            for lying in world.contents.values():
-                if taken[1] in lying:
-                    lying.remove(taken[1])
-        if put := _PUT.search(observation):
-            world.held = ""
-            world.contents.setdefault(put[2], []).append(put[1])
-        if treated := _TREATED.search(observation):
-            done = world.treated.setdefault(treated[2], set())
-            done.discard({"heat": "cool", "cool": "heat"}.get(treated[1], ""))
-            done.add(treated[1])
-
-    def _arrive(self, target: str, observation: str) -> None:
-        if observation == NOTHING:
-            self._world.here.add(target)  # one cannot walk to where one is
-        else:
-            self._world.here = {target}
 
     # -- deciding ----------------------------------------------------------------------------------------------
 
@@ -210,7 +99,7 @@ class ALFWorldOracle:
             return self._light(task)
         if not world.held:
             return self._fetch(task)
-        appliance = _APPLIANCES.get(task.kind)
+        appliance = APPLIANCES.get(task.kind)
         if appliance and task.kind not in world.treated.get(world.held, ()):
             return self._treat(task.kind, appliance)
         return self._put(self._destination(task), listed)

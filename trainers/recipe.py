@@ -109,7 +109,7 @@ class ImitationRun:
             return Policy.load(config.model, device, config.precision)
         texts: list[str] = [str(getattr(self.agent, "system", ""))]
         self._play(min(config.tokenizer_episodes, config.episodes), None, texts.append)
-        tokenizer = train_tokenizer(texts, config.shape.vocabulary)
+        tokenizer = train_tokenizer(texts, config.shape.vocabulary, config.shape.numbers)
         shape = ScratchShape(**config.shape.model_dump())
         model = new_model(shape, tokenizer, derive_seed(config.seed, "weights"))
         return Policy.of(model, tokenizer, device, config.precision)

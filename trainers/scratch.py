@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+Numbers = Literal["digits", "whole"]
 
 END, SYSTEM, USER, ASSISTANT = "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"
 
@@ -29,17 +31,20 @@ class ScratchShape:
     kv_heads: int = 2
     mlp: int = 384
     vocabulary: int = 2048
+    numbers: Numbers = "digits"
     context: int = 4096
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], vocabulary: int, numbers: Numbers = "digits") -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer: any text survives a round trip.
 
     Words carry the space before them. Digits are tokens of their own, so that amounts can be compared place by place;
-    what needs no such care is kept short: cents (`.99`), and a number in brackets (` [12]`), which is a name.
+    what needs no such care is kept short: cents (`.99`), and a number in brackets (` [12]`), which is a name. Where all
+    numbers are names (`drawer 12`), `numbers="whole"` keeps up to three digits together, with the space before them.
     """
     tokenizer = Tokenizer(models.BPE())
-    pattern = Regex(r" ?\[\p{N}{1,3}\]|\.\p{N}{2}| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+?|\s+(?!\S)|\s+")
+    number = r"\p{N}" if numbers == "digits" else r" ?\p{N}{1,3}"
+    pattern = Regex(rf" ?\[\p{{N}}{{1,3}}\]|\.\p{{N}}{{2}}| ?\p{{L}}+|{number}| ?[^\s\p{{L}}\p{{N}}]+?|\s+(?!\S)|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pattern, behavior="isolated"),

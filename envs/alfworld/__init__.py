@@ -26,7 +26,10 @@ def register() -> None:
         placement="inline",
         eval_split="valid_unseen",
         description="Household tasks: find, clean, heat, cool and place things (generated, or ALFWorld's games).",
+        train_config="rollenv.envs.alfworld:train.toml",
+        imitate_config="rollenv.envs.alfworld:imitate.toml",
         agents={
+            "llm": "rollenv.agents.alfworld:ALFWorldAgent",
             "oracle": "rollenv.agents.alfworld_oracle:ALFWorldOracle",
             "walkthrough": "rollenv.agents.alfworld_walkthrough:ALFWorldWalkthrough",
         },

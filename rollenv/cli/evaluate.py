@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +29,7 @@ from rollenv.errors import RollenvError
 
 if TYPE_CHECKING:
     from rollenv.config import TrainConfig
-    from rollenv.evaluation.evaluate import Summary
+    from rollenv.evaluation.evaluate import Part, Summary
     from rollenv.registration import EnvSpec
     from rollenv.rollout.env_pool import Environments
     from rollenv.rollout.episode import EpisodeLimits
@@ -71,6 +71,9 @@ def evaluate(
         typer.Option("--temperature", min=0.0, help="0: the most probable token (default: as while training)."),
     ] = None,
     seed: SeedOption = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="KEY", help="Also per value of what tasks say under KEY: type, ...")
+    ] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Episodes in flight.")] = None,
     engine: Annotated[
         str | None, typer.Option("--engine", metavar="torch|vllm", help="What generates, where a model acts.")
@@ -98,9 +101,9 @@ def evaluate(
         {"rollout.concurrency": concurrency, "rollout.engine": engine},
     )
     temperature = plan.config.eval.temperature if temperature is None else temperature
-    order = _Order(split or plan.spec.eval_split, episodes, samples, temperature, seed or 0, out, timeline)
-    summary, failure = asyncio.run(_carry_out(plan, order))
-    _tell(plan, summary, failure)
+    order = _Order(split or plan.spec.eval_split, episodes, samples, temperature, seed or 0, out, by, timeline)
+    summary, parts, failure = asyncio.run(_carry_out(plan, order))
+    _tell(plan, summary, parts, failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,7 @@ class _Order:
     temperature: float
     seed: int
     out: Path | None
+    by: str | None = None
     timeline: bool = False
 
 
@@ -163,9 +167,9 @@ def _planned(
     return _Plan(config, env_spec, name, arguments, path)
 
 
-async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
+async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, list[Part], str]:
     """Plays the panel, writes the results, and returns them with what the first failure was ("" for none)."""
-    from rollenv.evaluation.evaluate import play_panel, summarize, write_results
+    from rollenv.evaluation.evaluate import parts_of, play_panel, summarize, task_values, write_results
     from rollenv.rollout.setup import env_pool
     from rollenv.rollout.timeline import Timeline
     from rollenv.seeding import derive_seed
@@ -176,6 +180,7 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
     timeline = Timeline(order.out / "timeline.json") if order.timeline and order.out is not None else None
     try:
         panel = _panel(pool, order)
+        values = None if order.by is None else task_values(pool.tasks, panel.ids, order.by)
         play, close = _player(plan, order, pool, timeline)
         with Bar("episodes") as bar:
             trajectories = await play_panel(
@@ -199,9 +204,11 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, str]:
     failure = _first_failure(trajectories)
     if summary.failed == summary.episodes:
         raise RollenvError(f"all {summary.episodes} episodes failed; the first with {failure}")
+    parts = [] if values is None else parts_of(trajectories, values)
     if order.out is not None:
-        write_results(order.out, summary, trajectories, _facts(plan, order))
-    return summary, failure
+        by = {} if order.by is None else {"by": {order.by: [asdict(part) for part in parts]}}
+        write_results(order.out, summary, trajectories, _facts(plan, order) | by)
+    return summary, parts, failure
 
 
 def _panel(pool: Environments, order: _Order) -> Panel:
@@ -270,10 +277,14 @@ def _first_failure(trajectories: Sequence[Trajectory]) -> str:
     return f"{failure.where} {failure.kind}: {failure.message}" if failure else ""
 
 
-def _tell(plan: _Plan, summary: Summary, failure: str) -> None:
+def _tell(plan: _Plan, summary: Summary, parts: Sequence[Part], failure: str) -> None:
     who = f"{plan.agent_name} with {plan.model}" if plan.model else plan.agent_name
     print(f"{plan.spec.id}, {summary.split} split, {who}: {summary.episodes} episodes")
     print(f"success  {with_interval(summary.success_rate, summary.ci95)}")
+    width = max((len(part.value) for part in parts), default=0)
+    for part in parts:
+        rate = with_interval(part.success_rate, part.ci95)
+        print(f"  {part.value:{width}}  {rate}  {part.episodes} episodes")
     print(f"score    {summary.mean_reward:.4f}")
     print(f"turns    {summary.mean_turns:.2f}")
     if summary.failed:

@@ -31,6 +31,8 @@ class ShapeConfig(Section):
     """Width of the feed-forward layers."""
     vocabulary: int = Field(2048, ge=300)
     """Tokens of the byte-level BPE that is trained on the episodes' text."""
+    numbers: Literal["digits", "whole"] = "digits"
+    """A token per digit, or one per number of up to three digits: for numbers that are names."""
     context: int = Field(4096, ge=64)
     """Positions."""
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rollenv.errors import RollenvError, did_you_mean
 from rollenv.evaluation.statistics import wilson
 from rollenv.files import write_atomically
 from rollenv.rollout.controller import collect
 from rollenv.rollout.groups import GroupRequest
 from rollenv.rollout.play import Play
 from rollenv.rollout.scheduler import Scheduler
-from rollenv.tasks import Panel
+from rollenv.tasks import Panel, TaskSet
 from rollenv.trajectory import StopReason, Trajectory
 
 
@@ -79,6 +80,46 @@ def summarize(env: str, panel: Panel, trajectories: Sequence[Trajectory]) -> Sum
         mean_reward=sum(t.reward for t in ended) / max(1, len(ended)),
         mean_turns=sum(len(t.turns) for t in ended) / max(1, len(ended)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What an evaluation found on the tasks that have `value` in common. Counted as in `Summary`."""
+
+    value: str
+    episodes: int
+    success_rate: float
+    ci95: tuple[float, float]
+
+
+def task_values(tasks: TaskSet, ids: Iterable[str], key: str) -> dict[str, str]:
+    """Task id -> what its data say under `key`, as text.
+
+    Raises:
+        RollenvError: a task's data have no such key.
+    """
+    values = {}
+    for task in ids:
+        data = tasks.get(task).data
+        known = list(data) if isinstance(data, Mapping) else []
+        if key not in known:
+            raise RollenvError(
+                f"--by {key}: task '{task}' of '{tasks.name}' has no '{key}'{did_you_mean(key, known)} "
+                f"(it has: {', '.join(known) or 'nothing to go by'})"
+            )
+        values[task] = str(data[key])
+    return values
+
+
+def parts_of(trajectories: Iterable[Trajectory], values: Mapping[str, str]) -> list[Part]:
+    """An evaluation by the values of its tasks, in the values' order."""
+    found: dict[str, list[bool]] = {}
+    for t in trajectories:
+        found.setdefault(values[t.task], []).append(t.stop is not StopReason.FAILED and bool(t.success))
+    return [
+        Part(value, len(each), sum(each) / len(each), wilson(sum(each), len(each)))
+        for value, each in sorted(found.items())
+    ]
 
 
 def write_results(

@@ -147,7 +147,8 @@ class Demonstrator:
     """Lets a program act while its episode is written down as a language model would have lived it.
 
     Each turn gets the ids that the model would read and, as its completion, those of the action as the model would
-    write it (log-probability 0, version -1: nothing was sampled).
+    write it (log-probability 0, version -1: nothing was sampled). What the expert says of its reasons, in an attribute
+    `thought`, is in the step's data for the agent to write, if it writes thoughts.
 
     Args:
         expert: the program.
@@ -173,6 +174,7 @@ class Demonstrator:
         try:
             action = self._expert.act(step.observation, step.info)
             messages = self._agent.messages(history)
+            step.data["thought"] = getattr(self._expert, "thought", "")
             turn.completion = self._agent.text(action, step)
             meant = str(self._agent.action(turn.completion, step))
         except Exception as error:

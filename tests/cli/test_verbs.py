@@ -175,6 +175,21 @@ def test_eval_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_eval_by_type_of_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["eval", "--env", "alfworld", "--agent", "oracle", "-n", "7", "--by", "type", "--out", "out"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "  pick_and_place_simple           100.0% (95% CI 34.2-100.0)  2 episodes" in said
+    parts = json.loads((tmp_path / "out" / "summary.json").read_text())["by"]["type"]
+    assert sum(part["episodes"] for part in parts) == 7
+    assert len(parts) == 6
+
+
+def test_eval_by_what_tasks_do_not_have_plays_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--env", "alfworld", "--agent", "oracle", "--by", "kind"]) == 2
+    assert "has no 'kind'" in capsys.readouterr().err
+
+
 def test_eval_amid_chaos_draws_what_happened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Several faults follow one --inject; what failed and was tried again is in the picture, not in the result."""
     words = ["--inject", "env_crash=0.05,env_hang=0.01", "slow_env=0.05", "slow_seconds=0", "step_seconds=0.1"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollenv.errors import RollenvError
-from rollenv.evaluation.evaluate import Summary, play_panel, summarize, write_results
+from rollenv.evaluation.evaluate import Part, Summary, parts_of, play_panel, summarize, task_values, write_results
 from rollenv.evaluation.statistics import wilson
 from rollenv.rollout.episode import EpisodeRequest
 from rollenv.seeding import derive_seed
@@ -80,6 +80,26 @@ def test_when_everything_fails_nothing_is_claimed() -> None:
     failed = [trajectory(EpisodeRequest("t0", 0), StopReason.FAILED, None, 1.0)] * 3
     summary = summarize("Toy-v0", PANEL, failed)
     assert (summary.success_rate, summary.mean_reward, summary.failed, summary.episodes) == (0, 0, 3, 3)
+
+
+# -- by what tasks have in common ------------------------------------------------------------------------------
+
+SHAPED = TaskSet("toy", {"test": PANEL.ids}, lambda task: {"shape": "round" if task < "t3" else "square", "n": task[1]})
+
+
+def test_an_evaluation_by_a_key_counts_as_the_whole_does() -> None:
+    played = play()
+    parts = parts_of(played, task_values(SHAPED, PANEL.ids, "shape"))
+    assert parts == [Part("round", 3, 2 / 3, wilson(2, 3)), Part("square", 3, 1 / 3, wilson(1, 3))]
+    whole = summarize("Toy-v0", PANEL, played)
+    assert sum(part.success_rate * part.episodes for part in parts) == whole.success_rate * whole.episodes
+
+
+def test_a_key_that_tasks_do_not_have_is_refused_with_those_they_have() -> None:
+    with pytest.raises(RollenvError, match=r"--by shap: task 't0' of 'toy' has no 'shap'; did you mean 'shape'\?"):
+        task_values(SHAPED, PANEL.ids, "shap")
+    with pytest.raises(RollenvError, match="it has: nothing to go by"):
+        task_values(TASKS, PANEL.ids, "shape")
 
 
 # -- files -----------------------------------------------------------------------------------------------------
