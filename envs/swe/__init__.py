@@ -11,12 +11,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rollenv.envs.swe.env import SweEnv as SweEnv
     from rollenv.envs.swe.grading import Grade as Grade
     from rollenv.envs.swe.grading import grade_log as grade_log
 
-__all__ = ["Grade", "grade_log"]
+__all__ = ["Grade", "SweEnv", "grade_log", "register"]
 
-_HOMES = {"Grade": "grading", "grade_log": "grading"}
+_HOMES = {"Grade": "grading", "SweEnv": "env", "grade_log": "grading"}
+
+
+def register() -> None:
+    """Registers the environment with rollenv (and so with gymnasium)."""
+    from rollenv.registration import register as add
+
+    add(
+        "SWE-v1",
+        "rollenv.envs.swe.env:SweEnv",
+        max_turns=50,
+        placement="thread",
+        description="Mend a repository in a sandbox until hidden tests pass (generated bugs, SWE-bench, your own).",
+        train_config="rollenv.envs.swe:train.toml",
+        agents={
+            "llm": "rollenv.agents.tool_calls:ToolAgent",
+            "oracle": "rollenv.agents.swe:GoldPatch",
+            "noop": "rollenv.agents.swe:NoOp",
+            "random-edit": "rollenv.agents.swe:RandomEdit",
+        },
+    )
 
 
 def __getattr__(name: str) -> Any:

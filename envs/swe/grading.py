@@ -16,7 +16,7 @@ from rollenv.envs.swe.log_parsers import ERROR, FAILED, PASSED, SKIPPED, XFAIL, 
 from rollenv.errors import RollenvError
 
 Outcome = Literal["FULL", "PARTIAL", "NO", "INVALID"]
-Rules = Literal["swebench-5", "swesmith-1"]
+Rules = Literal["swebench-5", "swesmith-1", "pytest-1", "r2e-1", "reward-1"]
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 _ERROR_MARKS = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
@@ -41,7 +41,7 @@ class Grade:
         outcome: FULL: all of FAIL_TO_PASS and PASS_TO_PASS pass; PARTIAL: all of PASS_TO_PASS and some of FAIL_TO_PASS;
             NO: anything else; INVALID: the log does not show a test run.
         tests: status of every test that the log tells of.
-        rules: which rules were used, with their version.
+        rules: which rules were used, with their version; `pytest-1` reads a JUnit file by SWE-bench's rules.
         fail_to_pass: the share of FAIL_TO_PASS that passes, in [0, 1]; 1 for an empty list.
         pass_to_pass: the same of PASS_TO_PASS.
         reason: why it is INVALID; empty otherwise.

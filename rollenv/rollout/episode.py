@@ -7,6 +7,7 @@ becomes a labelled Failure, never a reward; a cancellation reaches the engine be
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -96,7 +97,7 @@ class Player(Protocol):
 
 
 class ScriptedPlayer:
-    """Lets a program act."""
+    """Lets a program act, one that answers at once or one that has to be awaited."""
 
     def __init__(self, agent: ScriptedAgent, seed: int) -> None:
         self._agent = agent
@@ -104,7 +105,8 @@ class ScriptedPlayer:
 
     async def act(self, history: list[Step], turn: Turn) -> str:
         try:
-            action: str = self._agent.act(history[-1].observation, history[-1].info)
+            said: Any = self._agent.act(history[-1].observation, history[-1].info)
+            action: str = await said if inspect.isawaitable(said) else said
         except Exception as error:
             raise Fault("agent", "crash", describe(error)) from error
         turn.completion = action
