@@ -7,8 +7,9 @@ another one. What goes wrong with a sandbox is a fault and never a reward.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from os import PathLike, fspath
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from rollenv.envs.swe.grader import grade
 from rollenv.envs.swe.grading import Grade
 from rollenv.envs.swe.library import EMBEDDED, open_library
 from rollenv.envs.swe.pools import SandboxLoop, join_loop, leave_loop
+from rollenv.envs.swe.probes import PROBES, Probe
 from rollenv.envs.swe.task import SweTask
 from rollenv.envs.swe.tools import TOOLS, BadCall, parse_call
 from rollenv.envs.swe.workspace import Submission, Workspace, as_patch, sandbox_spec, tree_of
@@ -49,11 +51,12 @@ class SweEnv(TextEnv):
             bound.
         max_seconds: or after so many seconds; None: no bound.
         command_timeout: seconds for one command.
+        grading_timeout: seconds for the tests, where the task allows more; None: as the task says.
         observation_limit: characters of an observation; of longer ones the middle is left out.
         max_sandboxes: so many exist at a time, in all environments of this process with the same arguments.
 
-    `info` has `tools` (OpenAI's schemas), `repo`, and `source`, where the tasks are from. The step that ends the episode
-    adds `success`, `outcome` (FULL, PARTIAL, NO, INVALID), `reason` (of INVALID), `rules` (and their version),
+    `info` has `tools` (OpenAI's schemas), `repo`, and `source`, where the tasks are from. The step that ends the
+    episode adds `success`, `outcome` (FULL, PARTIAL, NO, INVALID), `reason` (of INVALID), `rules` (and their version),
     `reward_parts` (shares of FAIL_TO_PASS and PASS_TO_PASS) and `patch`.
 
     Raises:
@@ -71,6 +74,7 @@ class SweEnv(TextEnv):
         max_tokens: int | None = None,
         max_seconds: float | None = None,
         command_timeout: float = 30.0,
+        grading_timeout: float | None = None,
         observation_limit: int = 10_000,
         max_sandboxes: int = 64,
     ) -> None:
@@ -80,6 +84,7 @@ class SweEnv(TextEnv):
             max_tokens=max_tokens,
             max_seconds=max_seconds,
             command_timeout=command_timeout,
+            grading_timeout=grading_timeout,
             observation_limit=observation_limit,
             max_sandboxes=max_sandboxes,
         )
@@ -87,6 +92,7 @@ class SweEnv(TextEnv):
         self._backend, self._partial = sandbox, bool(partial_credit)
         self._max_steps, self._max_tokens, self._max_seconds = max_steps, max_tokens, max_seconds
         self._timeout, self._limit, self._max_sandboxes = command_timeout, observation_limit, max_sandboxes
+        self._grading_timeout = grading_timeout
         self._library = open_library(self._source)
         self._loop: SandboxLoop | None = None
         self._task: SweTask | None = None
@@ -97,6 +103,17 @@ class SweEnv(TextEnv):
     def tasks(self) -> TaskSet:
         """The tasks, in their splits."""
         return self._library.tasks
+
+    # -- audits (see rollenv.evaluation.audit) -------------------------------------------------------------------
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        """Cheats, and the solution."""
+        return PROBES
+
+    def probe_actions(self, name: str, task: str) -> list[str]:
+        """What a probe does in a task."""
+        return PROBES[name].actions(self._library.task(task))
 
     # -- called from any thread or loop --------------------------------------------------------------------------
 
@@ -254,7 +271,12 @@ class SweEnv(TextEnv):
         if not submission:  # nothing was changed: the tests that fail would fail again
             return Grade(False, "NO", {}, "unchanged", pass_to_pass=1.0)
         async with self._pool().sandbox(sandbox_spec(task, self._timeout)) as sandbox:
-            return await grade(sandbox, task, submission)
+            return await grade(sandbox, self._bounded(task), submission)
+
+    def _bounded(self, task: SweTask) -> SweTask:
+        """The task, with no more time for its tests than the environment allows."""
+        seconds = min(task.checks.timeout, self._grading_timeout or task.checks.timeout)
+        return dataclasses.replace(task, checks=dataclasses.replace(task.checks, timeout=seconds))
 
     def _reward(self, verdict: Grade) -> float:
         if verdict.resolved:
