@@ -63,8 +63,8 @@ def patched_paths(patch: str) -> list[str]:
 def sections(patch: str) -> list[tuple[str, str]]:
     """A git patch, file by file: (path, its part of the text)."""
     starts = list(_SECTION.finditer(patch))
-    ends = [match.start() for match in starts[1:]] + [len(patch)]
-    return [(match[2], patch[match.start() : end]) for match, end in zip(starts, ends, strict=True)]
+    ends = [*(match.start() for match in starts[1:]), len(patch)]
+    return [(match[2], patch[match.start() : end]) for match, end in zip(starts, ends, strict=False)]
 
 
 def without(patch: str, keep: set[str]) -> str:

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sandboxing import bubblewrap, containing, docker, own_state, usable
+
+__all__ = ["bubblewrap", "containing", "docker", "own_state", "usable"]
 
 Data = Callable[[str], Path]
 
