@@ -295,6 +295,8 @@ class SweEnv(TextEnv):
     # -- copies to other processes -------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._workspace is not None:
+            raise TypeError("swe: an environment amid an episode holds a sandbox, which cannot be copied: end it first")
         kept = {key: value for key, value in super().__getstate__().items() if key not in ("_library", "_workspace")}
         return kept | {"_over": True, "_task": None, "_loop": None}
 

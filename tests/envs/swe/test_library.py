@@ -195,7 +195,7 @@ def test_swe_smith_and_r2e_files(tmp_path: Path) -> None:
     }
     library = open_library(write(tmp_path / "train.jsonl", SMITH, r2e))
     smith, other = (library.task(id) for id in library.tasks.ids("train"))
-    assert "+    return a - b" not in smith.gold.splitlines()
+    assert "+    return a - b" in smith.gold.splitlines()
     assert "-    return a + b" in smith.gold.splitlines()
     assert isinstance(smith.checks, ScriptChecks)
     assert isinstance(other.checks, StatusChecks)
