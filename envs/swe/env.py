@@ -98,6 +98,8 @@ class SweEnv(TextEnv):
         self._task: SweTask | None = None
         self._workspace: Workspace | None = None
         self._over = True
+        self._actions: list[str] = []
+        self._characters, self._began = 0, 0.0
 
     @property
     def tasks(self) -> TaskSet:
@@ -189,7 +191,7 @@ class SweEnv(TextEnv):
 
     def _checked(self, action: Any) -> str:
         text = self.check_text(action)
-        if self._over or self._workspace is None:
+        if self._over:
             raise EpisodeOver("swe: the episode is over or has not begun; call reset() first")
         return text
 
@@ -210,15 +212,17 @@ class SweEnv(TextEnv):
             self._pool().release(sandbox, healthy=False)
             raise
         self._task, self._workspace, self._over = task, workspace, False
-        self._steps, self._characters, self._began = 0, 0, time.monotonic()
+        self._actions, self._characters, self._began = [], 0, time.monotonic()
         observation = PROMPT.format(issue=task.issue.strip(), workdir=task.workdir)
         self._characters += len(observation)
         return observation, self._info()
 
     async def _step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._workspace is None:
+            await self._catch_up()
         workspace = self._workspace
         assert workspace is not None
-        self._steps += 1
+        self._actions.append(action)
         try:
             call = parse_call(action)
         except BadCall as error:
@@ -238,7 +242,7 @@ class SweEnv(TextEnv):
 
     def _bound_reached(self) -> str:
         """Which bound of the episode is reached, as a sentence; empty for none."""
-        if self._steps >= self._max_steps:
+        if len(self._actions) >= self._max_steps:
             return f"That was the last of {self._max_steps} steps."
         if self._max_tokens is not None and self._characters >= _CHARACTERS_PER_TOKEN * self._max_tokens:
             return f"The bound of {self._max_tokens} tokens is reached."
@@ -292,17 +296,28 @@ class SweEnv(TextEnv):
         assert self._task is not None
         return {"task": self._task.id, "tools": TOOLS, "repo": self._task.repo, "source": self._source or EMBEDDED}
 
-    # -- copies to other processes -------------------------------------------------------------------------------
+    # -- copies --------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._workspace is not None:
-            raise TypeError("swe: an environment amid an episode holds a sandbox, which cannot be copied: end it first")
-        kept = {key: value for key, value in super().__getstate__().items() if key not in ("_library", "_workspace")}
-        return kept | {"_over": True, "_task": None, "_loop": None}
+        """A copy has no sandbox: it does again what was done so far, in one of its own, when it is needed."""
+        left_out = ("_library", "_workspace", "_loop", "_task")
+        kept = {key: value for key, value in super().__getstate__().items() if key not in left_out}
+        return kept | {"_id": None if self._task is None else self._task.id}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        id = state.pop("_id")
         self.__dict__.update(state)
-        self._library, self._workspace = open_library(self._source), None
+        self._library, self._workspace, self._loop = open_library(self._source), None, None
+        self._task = None if id is None else self._library.task(id)
+
+    async def _catch_up(self) -> None:
+        """Brings a copy to where the environment was that it is a copy of."""
+        actions, task = self._actions, self._task
+        assert task is not None
+        await self._reset(task.id)
+        for action in actions:
+            await self._step(action)
 
 
 def _check_backend(name: str | None) -> None:

@@ -82,7 +82,7 @@ def _played(env: TextEnv, task: str, name: str) -> Finding:
     reward = 0.0
     for action in env.probe_actions(name, task):  # type: ignore[attr-defined]
         _, gained, terminated, truncated, info = env.step(action)
-        reward += gained
+        reward += float(gained)
         if terminated or truncated:
             break
     return Finding(task, name, probe.solves, bool(info.get("success")), reward, str(info.get("reason") or ""))
