@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import rollenv
+from rollenv.cli.audit import audit
 from rollenv.cli.compare import compare
 from rollenv.cli.doctor import doctor
 from rollenv.cli.envs import envs
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(compare)
+app.command()(audit)
 app.command()(play)
 app.command()(imitate)
 app.command()(simulate)

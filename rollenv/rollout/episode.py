@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -125,7 +126,7 @@ class Player(Protocol):
 
 
 class ScriptedPlayer:
-    """Lets a program act."""
+    """Lets a program act, one that answers at once or one that has to be awaited."""
 
     def __init__(self, agent: ScriptedAgent, seed: int) -> None:
         self._agent = agent
@@ -133,7 +134,8 @@ class ScriptedPlayer:
 
     async def act(self, history: list[Step], turn: Turn) -> str:
         try:
-            action: str = self._agent.act(history[-1].observation, history[-1].info)
+            said: Any = self._agent.act(history[-1].observation, history[-1].info)
+            action: str = await said if inspect.isawaitable(said) else said
         except Exception as error:
             raise Fault("agent", "crash", describe(error)) from error
         turn.completion = action

@@ -1,0 +1,5 @@
+"""Bounded caches."""
+
+from caches.lru import Cache, Stats, memoize
+
+__all__ = ["Cache", "Stats", "memoize"]

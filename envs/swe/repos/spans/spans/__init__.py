@@ -1,0 +1,5 @@
+"""Sets of half-open intervals."""
+
+from spans.spanset import SpanSet
+
+__all__ = ["SpanSet"]
