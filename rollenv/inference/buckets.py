@@ -149,7 +149,7 @@ class SharedReader:
             inode = os.stat(path).st_ino
             known, view = before.get(path, (0, _NOTHING))
             if known != inode or len(view) < size:
-                view = _mapped(path, size)
+                view = _mapped(path, size) if size else _NOTHING  # nothing cannot be mapped
             self._known[path] = inode, view
         return [self._known[path][1] for path, _ in buffers]
 

@@ -39,6 +39,13 @@ def test_shared_weights_are_written_once_into_the_same_memory() -> None:
     assert this_machine() == this_machine() != ""
 
 
+@pytest.mark.parametrize("weights", [{}, {"w": torch.empty(0, 3)}])
+def test_nothing_can_be_shared(weights: dict[str, Any]) -> None:
+    with Publisher(lambda buffer: buffer).shared(1, weights) as (manifest, buffers):
+        arrived = unpacked(manifest, SharedReader().read(buffers))
+    assert {name: tensor.shape for name, tensor in arrived.items()} == {n: t.shape for n, t in weights.items()}
+
+
 def test_what_is_being_read_is_not_written_to() -> None:
     publisher, slow, quick = Publisher(lambda buffer: buffer), SharedReader(), SharedReader()
     old, new = {"w": torch.zeros(9)}, {"w": torch.ones(9)}
