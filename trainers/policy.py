@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from rollenv.trainers.lora import Adapter, adapter_state, merged_state, without_
 from rollenv.trainers.packing import ATTENTION, PackedRow
 
 Precision = Literal["fp32", "bf16"]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""`transformers` changes global state while it makes a model."""
 
 
 @dataclass(slots=True)
@@ -194,7 +198,7 @@ def load_model(path: str | Path) -> tuple[PreTrainedModel, Any]:
         )
     name = str(folder if local else path)
     try:
-        with quiet() if local else contextlib.nullcontext():
+        with _ONE_AT_A_TIME, quiet() if local else contextlib.nullcontext():
             tokenizer = AutoTokenizer.from_pretrained(name)
             model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     except (OSError, ValueError, KeyError, json.JSONDecodeError, RuntimeError) as error:
@@ -211,7 +215,7 @@ def save_model(model: PreTrainedModel, state: Mapping[str, Tensor], tokenizer: A
     of rollenv's own. `model` may be trained meanwhile."""
     config = copy.deepcopy(model.config)
     config._attn_implementation = None
-    with torch.device("meta"):
+    with _ONE_AT_A_TIME, torch.device("meta"):
         shell = type(model)(config)
     shell.load_state_dict(dict(state), assign=True)
     shell.tie_weights()

@@ -60,6 +60,6 @@ class Parked:
 
 def _bytes(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
     # A copy, also on the CPU: a storage that numpy has looked at cannot be resized any more.
-    copied = storage.clone() if storage.device.type == "cpu" else storage.cpu()  # type: ignore[no-untyped-call]
+    copied = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage().copy_(storage)
     array: NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8).set_(copied).numpy()
     return array
