@@ -17,6 +17,8 @@ from rollenv.agents.alfworld_thoughts import thought_of
 from rollenv.agents.alfworld_view import APPLIANCES, Task, World, kind_of, read_task
 from rollenv.errors import RollenvError
 
+_REFUSED = 0.2
+"""Share of mistakes that are not admissible."""
 _DOORS = frozenset(["cabinet", "drawer", "fridge", "microwave", "safe"])
 """Kinds that are mostly closed: looking into one takes a command more."""
 _LIKELY = {
@@ -33,6 +35,7 @@ _LIKELY = {
     "lamp": "sidetable desk dresser shelf coffeetable",
 }
 """Sort of thing -> kinds of places, the likely ones first."""
+_PLACES = sorted({kind for kinds in _LIKELY.values() for kind in kinds.split()})
 _SORTS = {
     "food": "apple bread egg lettuce potato tomato",
     "crockery": "bowl cup mug plate winebottle glassbottle",
@@ -50,7 +53,9 @@ _SORT_OF = {thing: sort for sort, things in _SORTS.items() for thing in things.s
 
 
 class ALFWorldOracle:
-    """The expert. `noise` is the share of turns in which it does something else that is admissible.
+    """The expert. `noise` is the share of turns in which it does something else: mostly what is admissible, now and
+    then what is refused (walking to where it is, or to what the room does not have), so that those who learn from it
+    see refusals, and what to do after them.
 
     After `act`, `thought` says in a sentence or two why it does that; a mistake has no reason, and `thought` is empty.
 
@@ -83,11 +88,21 @@ class ALFWorldOracle:
         listed = info.get("admissible_actions") or []
         self._world.notice(observation, self._last, set(listed))
         if self.noise and listed and self._rng.random() < self.noise:
-            self._last, self.thought = str(self._rng.choice(listed)), ""
+            self._last, self.thought = self._mistake(listed), ""
         else:
             self._last = self._decide(self._task, listed)
             self.thought = thought_of(self._task, self._world, self._last)
         return self._last
+
+    def _mistake(self, listed: list[str]) -> str:
+        """Another command than the right one: one that is listed, or a walk that leads nowhere."""
+        if self._rng.random() >= _REFUSED:
+            return self._rng.choice(listed)
+        here = sorted(self._world.here)
+        if here and self._rng.random() < 0.5:
+            return f"go to {self._rng.choice(here)}"
+        kind = self._rng.choice(_PLACES)
+        return f"go to {kind} {sum(kind_of(place) == kind for place in self._world.places) + 1}"
 
     # -- deciding ----------------------------------------------------------------------------------------------
 

@@ -77,6 +77,20 @@ def test_it_recovers_from_its_mistakes() -> None:
     assert sum(play(env, task, ALFWorldOracle(noise=0.3), seed=1)[0] for task in tasks) >= 45
 
 
+def test_some_of_its_mistakes_are_refused() -> None:
+    env = rollenv.make("alfworld")
+    refused = played = 0
+    for task in env.tasks.ids("valid_seen")[:20]:
+        agent = ALFWorldOracle(noise=1.0)
+        observation, info = env.reset(options={"task": task})
+        for _ in range(20):
+            observation, _, over, _, info = env.step(agent.act(observation, info))
+            played, refused = played + 1, refused + (not info["valid_action"])
+            if over:
+                break
+    assert 0.1 < refused / played < 0.3
+
+
 def test_a_seed_decides_its_mistakes() -> None:
     env = rollenv.make("alfworld")
     task = env.tasks.ids("train")[3]
