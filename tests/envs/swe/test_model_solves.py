@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agents.test_chat_completions import Answer, Server, serve, tool_call
+from chat_server import Answer, Server, serve, tool_call
 
 from rollenv.cli import main
 from rollenv.envs.swe.bugs import apply_edits
