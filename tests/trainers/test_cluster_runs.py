@@ -136,6 +136,7 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_sentence_and_its_checkpoint_g
 
         async def killed(groups: Any) -> Any:
             if run.step == 2:
+                await run._writer.settled()  # else the checkpoint that is being written dies with it
                 ray.kill(learner._group.handles[1]._actor)
             return await step(groups)
 
