@@ -16,7 +16,7 @@ from rollenv.envs.alfworld.library import FileLibrary, open_library
 pytest.importorskip("textworld.envs.pddl.pddl", reason="needs the extra [alfworld]")
 pytest.importorskip("fast_downward", reason="needs the extra [alfworld]")
 
-from envs.alfworld.differential import difference, replay
+from alfworld_differential import difference, replay
 
 GAMES = os.environ.get("ROLLENV_DIFFERENTIAL", "")
 STEPS = 40
