@@ -70,6 +70,13 @@ class Ledger:
         self.cancelled += self.in_flight
         self.in_flight = 0
 
+    def take_back(self, trajectory: Trajectory) -> None:
+        """A finished episode of the last process is to be played again, because others that were to start from it died
+        with the process: it is dispatched anew, and no step has cancelled or discarded it."""
+        self.dispatched -= 1
+        self.finished -= 1
+        self.tokens -= trajectory.n_spent_tokens
+
     @property
     def balanced(self) -> bool:
         """The invariant."""

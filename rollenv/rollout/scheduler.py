@@ -88,7 +88,7 @@ class Scheduler:
         branches = self._branches[progress] = self._branching.of(request)
         if (tree := self._branching.tree) is not None:
             for trajectory in progress.forget(tree.torn(request.size + request.extra, progress.open)):
-                self.ledger.discard(trajectory)
+                self.ledger.take_back(trajectory)
         missing = set(progress.open)
         episodes = [replace(e, attempt=progress.attempts.get(e.sample, 0)) for e in request.episodes()]
         for episode in branches.begin([e for e in episodes if e.sample in missing]):

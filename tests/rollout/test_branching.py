@@ -18,6 +18,7 @@ from rollenv.rollout.branching import Branching, Tree, Vine
 from rollenv.rollout.controller import collect
 from rollenv.rollout.episode import EpisodeRequest
 from rollenv.rollout.groups import Group, GroupProgress, GroupRequest
+from rollenv.rollout.ledger import Ledger
 from rollenv.rollout.play import Play
 from rollenv.rollout.scheduler import Scheduler
 from rollenv.trajectory import Failure, StopReason, Trajectory, Turn
@@ -265,14 +266,15 @@ def test_a_torn_tree_is_played_again_whole_after_a_resume() -> None:
     resumed = GroupProgress.from_dict(json.loads(json.dumps(progress.to_dict())))
 
     async def main() -> tuple[Group, Scheduler]:
-        scheduler = Scheduler(walk(), 4, branching=branching)
+        scheduler = Scheduler(walk(), 4, ledger=Ledger(dispatched=4, finished=4), branching=branching)
         scheduler.submit(resumed.request, resumed)
         return await scheduler.next_group(), scheduler
 
     group, scheduler = run(main())
     assert told(group) == told(whole)
-    assert scheduler.ledger.dispatched == 3
-    assert scheduler.ledger.discarded == 1
+    ledger = scheduler.ledger
+    assert (ledger.dispatched, ledger.finished, ledger.discarded) == (6, 6, 0), "trunk 0 counts once"
+    assert ledger.balanced
 
 
 def test_what_an_episode_has_encoded_its_branches_do_not_encode_again() -> None:
