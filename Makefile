@@ -31,7 +31,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -n auto --dist loadfile $(ARGS)
 
 # vLLM's packages are pinned, some of them to older ones than ours.
 test-vllm: $(VLLM_VENV)/.vllm
