@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -47,11 +47,16 @@ def nodes() -> Iterator[Any]:
             cluster.add_node(num_gpus=1, num_cpus=1)
         yield cluster
     finally:
+        for process in Run.begun:
+            process.kill()  # one that a failed test has left waits for its cluster for ever
+        Run.begun.clear()
         cluster.shutdown()
 
 
 class Run:
     """`rollenv train` on a cluster, and what it says."""
+
+    begun: ClassVar[list[subprocess.Popen[str]]] = []
 
     def __init__(self, model: Path, out: Path, cluster: Any, *words: str) -> None:
         command = ["train", *IMPORT, "--env", "colours", "--model", str(model), "--out", str(out), *SMALL]
@@ -59,6 +64,7 @@ class Run:
         self.process = subprocess.Popen(
             [*ROLLENV, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
         )
+        self.begun.append(self.process)
         self.said: list[str] = []
 
     def until(self, seen: Callable[[str], bool]) -> None:
