@@ -18,12 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rollenv.sandboxes import DEFAULT_IMAGE, MiB, Pool, Sandbox, SandboxError, SandboxSpec, create
-from rollenv.sandboxes.backends import backend_module
-from rollenv.sandboxes.images import build
+from backends import usable
+
+from rollenv.sandboxes import MiB, Pool, Sandbox, SandboxSpec, create
 
 SPEC = SandboxSpec(memory=128 * MiB, disk=16 * MiB, pids=64)
-BACKENDS = ("bubblewrap", "docker")
 TARGETS = {"bubblewrap": 30, "docker": 120}
 """Milliseconds of a warm start's median that are to be reached."""
 IDLE_AT_ONCE = 8
@@ -118,23 +117,6 @@ def free_mib() -> float:
     """Memory that programs can still have."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-def usable() -> list[str]:
-    """The backends that work here, with the default image made."""
-    found = []
-    for name in BACKENDS:
-        reason = backend_module(name).why_not()
-        try:
-            if not reason:
-                build.make(DEFAULT_IMAGE, name, source="packages")
-        except SandboxError as error:
-            reason = str(error)
-        if reason:
-            print(f"{name} is left out: {reason}")
-        else:
-            found.append(name)
-    return found
 
 
 def main() -> None:

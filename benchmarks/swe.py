@@ -22,14 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from backends import usable
+
 import rollenv
 from rollenv.agents.swe import GoldPatch
 from rollenv.envs.swe.synthesis import repo_files
-from rollenv.sandboxes import DEFAULT_IMAGE, SandboxError
-from rollenv.sandboxes.backends import backend_module
-from rollenv.sandboxes.images import build
 
-BACKENDS = ("bubblewrap", "docker")
 TARGETS = {"warm start": {"bubblewrap": 30, "docker": 120}, "judging": {"bubblewrap": 1000, "docker": 1000}}
 """Milliseconds of medians that are to be reached."""
 LOOK = json.dumps({"name": "bash", "arguments": {"command": "echo hello >/tmp/x && cat /tmp/x"}})
@@ -102,23 +100,6 @@ async def commands_per_second(concurrent: int, seconds: float = 15.0) -> float:
     took = time.perf_counter() - began
     await asyncio.gather(*(asyncio.to_thread(env.close) for env in envs))
     return total / took
-
-
-def usable() -> list[str]:
-    """The backends that work here, with the default image made."""
-    found = []
-    for name in BACKENDS:
-        reason = backend_module(name).why_not()
-        try:
-            if not reason:
-                build.make(DEFAULT_IMAGE, name, source="packages")
-        except SandboxError as error:
-            reason = str(error)
-        if reason:
-            print(f"{name} is left out: {reason}")
-        else:
-            found.append(name)
-    return found
 
 
 def main() -> None:

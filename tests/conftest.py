@@ -28,6 +28,14 @@ hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests index and compile is made afresh, once, and not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLENV_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository's folder."""

@@ -610,6 +610,12 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _vllm_takes_whole_weights(self) -> TrainConfig:
+        if self.lora.rank and self.lora.sync == "adapter" and self.rollout.engine == "vllm":
+            raise ValueError("rollout.engine=vllm takes whole weights only: say lora.sync=merged")
+        return self
+
+    @model_validator(mode="after")
     def _strategy_fits(self) -> TrainConfig:
         strategy = self.strategy
         if self.runtime == "local" and strategy.kind in ("ddp", "fsdp2"):

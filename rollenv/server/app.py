@@ -12,6 +12,7 @@ import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
+from urllib.parse import parse_qs
 
 from fastapi import APIRouter, FastAPI, Path, Query, Request, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
@@ -139,12 +140,11 @@ class _Gate:
     def _may_enter(self, scope: Any) -> bool:
         if self._token is None or scope["path"] == "/health":
             return True
-        headers = dict(scope["headers"])
-        given = headers.get(b"authorization", b"").decode("latin-1")
+        given = dict(scope["headers"]).get(b"authorization", b"")
         if scope["type"] == "websocket" and not given:
-            query = dict(part.partition("=")[::2] for part in scope["query_string"].decode("latin-1").split("&"))
-            given = f"Bearer {query.get('token', '')}"
-        return hmac.compare_digest(given.encode("latin-1"), f"Bearer {self._token}".encode())
+            token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+            given = f"Bearer {token}".encode()
+        return hmac.compare_digest(given, f"Bearer {self._token}".encode())
 
     async def _turn_away(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":

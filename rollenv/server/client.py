@@ -140,10 +140,20 @@ class RemoteEnv(TextEnv):
         return seen["text"], float(data["reward"]), seen["terminated"], seen["truncated"], seen["info"]
 
     def snapshot(self) -> bytes:
-        return wire.decode_bytes(_wait(self._ask("snapshot", {}))["snapshot"])
+        return _wait(self.asnapshot())
 
     def restore(self, snapshot: bytes) -> tuple[str, dict[str, Any]]:
-        return _begun(_wait(self._ask("restore", {"snapshot": wire.encode_bytes(snapshot)})))
+        return _wait(self.arestore(snapshot))
+
+    def reseed(self, seed: int) -> None:
+        _wait(self._ask("reseed", {"seed": seed}))
+
+    async def asnapshot(self) -> bytes:
+        return wire.decode_bytes((await self._ask("snapshot", {}))["snapshot"])
+
+    async def arestore(self, snapshot: bytes, *, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        data: dict[str, Any] = {"snapshot": wire.encode_bytes(snapshot)}
+        return _begun(await self._ask("restore", data if seed is None else {**data, "seed": seed}))
 
     def close(self) -> None:
         super().close()

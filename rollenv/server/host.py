@@ -149,11 +149,20 @@ class EnvHost:
         if message.type == "reset":
             return await self._reset(session, *wire.reset_arguments(message.data))
         if message.type == "snapshot":
-            return {"type": "snapshot", "data": {"snapshot": wire.encode_bytes(seat.env.snapshot())}}
+            taken = await self._within(session, self.limits.step_seconds, "snapshot", seat.env.asnapshot())
+            return {"type": "snapshot", "data": {"snapshot": wire.encode_bytes(taken)}}
         if message.type == "restore":
-            text, info = seat.env.restore(wire.decode_bytes(message.data.get("snapshot")))
-            return self._begun(seat, text, info)
+            return await self._restore(session, message.data)
+        if message.type == "reseed":
+            if (seed := wire.seed_of(message.data)) is None:
+                raise SessionError("VALIDATION_ERROR", "a reseed needs a 'seed'")
+            seat.env.reseed(seed)
         return self.state(session)
+
+    async def _restore(self, session: Session, data: Mapping[str, Any]) -> wire.Reply:
+        seat: Seat = session.held
+        work = seat.env.arestore(wire.decode_bytes(data.get("snapshot")), seed=wire.seed_of(data))
+        return self._begun(seat, *await self._within(session, self.limits.reset_seconds, "restore", work))
 
     async def _reset(self, session: Session, seed: int | None, options: dict[str, Any] | None) -> wire.Reply:
         seat: Seat = session.held

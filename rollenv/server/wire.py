@@ -1,6 +1,6 @@
 """What servers and clients say to each other: JSON messages, in the form that OpenEnv's clients and servers use.
 
-Up go `{"type": "reset" | "step" | "state" | "close" | "snapshot" | "restore", "data": {...}}`, down come
+Up go `{"type": "reset" | "step" | "state" | "close" | "snapshot" | "restore" | "reseed", "data": {...}}`, down come
 `{"type": "observation" | "state" | "snapshot" | "error", "data": {...}}`. An observation has everything inside it that
 OpenEnv's form has no place for: `{"observation": {"text", "info", "terminated", "truncated"}, "reward", "done"}`. Any
 request may carry a number, `step_id`, in its data: sent again after a lost connection it is answered again, and not
@@ -20,7 +20,7 @@ from rollenv.core import EpisodeOver
 from rollenv.errors import InvalidAction, RollenvError, SnapshotError
 from rollenv.server.sessions import SessionError
 
-TYPES = ("reset", "step", "state", "snapshot", "restore", "close")
+TYPES = ("reset", "step", "state", "snapshot", "restore", "reseed", "close")
 
 ERRORS: dict[str, type[RollenvError]] = {
     "EPISODE_OVER": EpisodeOver,
@@ -86,14 +86,20 @@ def reset_arguments(data: Mapping[str, Any]) -> tuple[int | None, dict[str, Any]
     Raises:
         SessionError: they are of another kind.
     """
-    seed, options = data.get("seed"), data.get("options")
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63):
-        raise SessionError("VALIDATION_ERROR", "'seed' is a whole number from 0, below 2 to the 63rd")
+    options = data.get("options")
     if options is not None and not isinstance(options, dict):
         raise SessionError("VALIDATION_ERROR", "'options' is a JSON object, such as {\"task\": ID}")
     if "task" in data:
         options = {**(options or {}), "task": data["task"]}
-    return seed, options
+    return seed_of(data), options
+
+
+def seed_of(data: Mapping[str, Any]) -> int | None:
+    """The seed in a request, if there is one. Raises SessionError when it is none."""
+    seed = data.get("seed")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63):
+        raise SessionError("VALIDATION_ERROR", "'seed' is a whole number from 0, below 2 to the 63rd")
+    return seed
 
 
 def observation(text: str, info: Mapping[str, Any], reward: float | None, terminated: bool, truncated: bool) -> Reply:

@@ -24,7 +24,7 @@ from rollenv.trainers.metrics import read_metrics
 pytestmark = pytest.mark.timeout(300)
 
 IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
-ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+ROLLENV = [sys.executable, "-X", "faulthandler", "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
 SMALL = ["agent.system=", "agent.list_actions=false", "rollout.groups=2", "rollout.group_size=4", "threads=1"]
 SMALL += ["sampling.max_tokens=8", "eval.episodes=4", "eval.every=0", "checkpoint.every=0"]
 
@@ -47,16 +47,15 @@ def nodes() -> Iterator[Any]:
             cluster.add_node(num_gpus=1, num_cpus=1)
         yield cluster
     finally:
-        for process in Run.begun:
-            process.kill()  # one that a failed test has left waits for its cluster for ever
-        Run.begun.clear()
+        while Run.begun:
+            Run.begun.pop().end_now()
         cluster.shutdown()
 
 
 class Run:
     """`rollenv train` on a cluster, and what it says."""
 
-    begun: ClassVar[list[subprocess.Popen[str]]] = []
+    begun: ClassVar[list[Run]] = []
 
     def __init__(self, model: Path, out: Path, cluster: Any, *words: str) -> None:
         command = ["train", *IMPORT, "--env", "colours", "--model", str(model), "--out", str(out), *SMALL]
@@ -64,7 +63,7 @@ class Run:
         self.process = subprocess.Popen(
             [*ROLLENV, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
         )
-        self.begun.append(self.process)
+        self.begun.append(self)
         self.said: list[str] = []
 
     def until(self, seen: Callable[[str], bool]) -> None:
@@ -72,6 +71,7 @@ class Run:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line)
+            print(line, end="")  # shown when the test fails, also when its time is up
             if seen(line):
                 return
         raise AssertionError("".join(self.said))
@@ -80,6 +80,12 @@ class Run:
         assert self.process.stdout is not None
         self.said += self.process.stdout
         return self.process.wait(), "".join(self.said)
+
+    def end_now(self) -> None:
+        """What a failed test has left ends, and says where it was."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGABRT)
+            print(self.process.communicate()[0])
 
 
 def step(n: int) -> Callable[[str], bool]:

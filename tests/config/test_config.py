@@ -302,6 +302,7 @@ def test_a_strategy_is_a_word_a_text_in_a_file_or_a_table(tmp_path: Path) -> Non
         ),
         (["runtime=ray", "strategy.cpu_offload=true"], r"strategy\.cpu_offload is an option of strategy=fsdp2"),
         (["strategy=fsdp2", "runtime=ray", "strategy.reduce=bf16"], r"needs optim\.precision=bf16"),
+        (["lora.rank=4", "rollout.engine=vllm"], r"takes whole weights only: say lora\.sync=merged"),
         (["strategy=fsdp2", "runtime=ray", "device=cpu", "strategy.cpu_offload=true"], "needs a GPU to offload from"),
         (["runtime=ray", "devices.offload=disk"], r"say devices\.share=true"),
         (["lora.rank=-1"], "lora.rank"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -120,17 +121,18 @@ def test_long_bodies_and_messages_are_refused(temp_registry: Any) -> None:
 
 def test_without_the_token_nothing_but_health(temp_registry: Any) -> None:
     toys.register()
-    with served("colours", token="s3cret") as (root, _):
+    token = "s3cret+/ö"
+    with served("colours", token=token) as (root, _):
         assert httpx.get(f"{root}/health").status_code == 200
         for wrong in ({}, {"Authorization": "Bearer other"}, {"Authorization": "s3cret"}):
             answer = httpx.post(f"{root}/colours/reset", json={}, headers=wrong)
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-        right = {"Authorization": "Bearer s3cret"}
+        right = {"Authorization": f"Bearer {token}".encode()}
         assert httpx.post(f"{root}/colours/reset", json={}, headers=right).status_code == 200
         with pytest.raises(InvalidStatus) as refused:
             socket_of(f"{root}/colours")
         assert refused.value.response.status_code == 403
-        with socket_of(f"{root}/colours", "?token=s3cret") as socket:
+        with socket_of(f"{root}/colours", f"?token={quote(token, safe='')}") as socket:
             assert say(socket, "reset")["type"] == "observation"
 
 

@@ -175,6 +175,34 @@ def test_a_copy_goes_on_from_the_same_point_in_a_session_of_its_own(colours: Any
     copy.close()
 
 
+def test_futures_from_one_snapshot_are_drawn_from_their_own_seeds(temp_registry: Any) -> None:
+    """As of a local environment: restored with a seed, and reseeded, by either kind of call."""
+    rollenv.register("Dice-v0", Dice)
+    local = Dice()
+    with served("dice") as (address, _):
+        remote = rollenv.connect(f"{address}/dice")
+        for env in (local, remote):
+            env.reset(seed=1)
+        snapshots = local.snapshot(), remote.snapshot()
+        rolls = []
+        for env, snapshot in zip((local, remote), snapshots, strict=True):
+            asyncio.run(env.arestore(snapshot, seed=5))
+            restored = [env.step("roll")[0] for _ in range(5)]
+            env.restore(snapshot)
+            env.reseed(6)
+            rolls.append((restored, [env.step("roll")[0] for _ in range(5)]))
+        assert rolls[0] == rolls[1]
+        assert rolls[0][0] != rolls[0][1]
+        remote.close()
+
+
+class Dice(toys.Colours):
+    """Says what it has rolled, for ever."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return str(self.np_random.integers(1000)), 0.0, False, False, self._info()
+
+
 def test_nobody_there_is_one_sentence(temp_registry: Any) -> None:
     with pytest.raises(RollenvError, match=r"http://127.0.0.1:1/webshop: no environment answers there"):
         rollenv.connect("http://127.0.0.1:1/webshop")

@@ -45,9 +45,3 @@ def transcripts(shared_data: Callable[[str], Path], real_games: dict[str, Path])
             folder = real_games["transcripts"] / dialects[record["dialect"]] / "json_2.1.1"
             records.append((folder.joinpath(*Path(record["game"]).parts[-4:]), record))
     return records
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests keep nothing in the user's cache, and share one of their own."""
-    monkeypatch.setenv("ROLLENV_CACHE", str(tmp_path_factory.getbasetemp() / "alfworld-cache"))

@@ -1,21 +1,13 @@
-"""A small shop, and a cache of its own for the tests."""
+"""A small shop."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-
-@pytest.fixture(scope="session", autouse=True)
-def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The tests' catalogues are indexed afresh, and not in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROLLENV_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def raw_product(asin: str, **changes: Any) -> dict[str, Any]:

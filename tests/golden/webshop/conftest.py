@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,6 @@ import pytest
 
 from rollenv.envs.webshop import load_catalogue
 from rollenv.envs.webshop.catalogue import Catalogue
-
-
-@pytest.fixture(scope="session", autouse=True)
-def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The tests' catalogues are indexed afresh, and not in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROLLENV_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="session")
