@@ -21,7 +21,7 @@ from rollenv.rollout.ledger import Ledger
 from rollenv.trainers import checkpoint
 from rollenv.trainers.metrics import read_metrics
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)  # a node is several processes that all load torch
 
 IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
 ROLLENV = [sys.executable, "-X", "faulthandler", "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
