@@ -34,7 +34,7 @@ from rollenv.cluster.ray_runtime import RayRuntime
 from rollenv.cluster.runtime import Runtime, WorkerSpec
 from rollenv.cluster.weights import Publisher, packed, unpacked
 from rollenv.config import TrainConfig, load_config
-from rollenv.config.train import RayConfig
+from rollenv.config.cluster import RayConfig
 from rollenv.inference import LLMProxy, SamplingParams, ScriptedEngine
 from rollenv.rollout.setup import torch_engine
 from rollenv.trainers.learner import TrainJob

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rollenv import EnvSpec, TaskSet, TextEnv
-from rollenv.config.train import RolloutConfig
+from rollenv.config.rollout import RolloutConfig
 from rollenv.rollout.controller import collect
 from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.groups import GroupRequest

@@ -30,7 +30,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import rollenv
 from rollenv.cli.models import seed_policy
-from rollenv.config.train import AlgoConfig, OptimConfig
+from rollenv.config.algo import AlgoConfig, OptimConfig
 from rollenv.inference import Engine, SamplingParams, TorchEngine
 from rollenv.rollout.groups import Group, GroupRequest
 from rollenv.trainers.device import choose_device

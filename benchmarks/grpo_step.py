@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from rollenv.config.train import AlgoConfig, OptimConfig
+from rollenv.config.algo import AlgoConfig, OptimConfig
 from rollenv.inference.base import SamplingParams
 from rollenv.inference.torch_engine import TorchEngine
 from rollenv.rollout.groups import Group, GroupRequest

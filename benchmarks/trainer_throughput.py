@@ -34,7 +34,7 @@ import rollenv
 from rollenv.agents import make_agent
 from rollenv.cli.models import seed_policy
 from rollenv.config import TrainConfig, load_config
-from rollenv.config.train import AlgoConfig, OptimConfig
+from rollenv.config.algo import AlgoConfig, OptimConfig
 from rollenv.inference import TorchEngine
 from rollenv.inference.chat import ChatFormat
 from rollenv.rollout.env_pool import EnvPool

@@ -6,7 +6,7 @@ import copy
 import random
 from typing import Any
 
-from rollenv.config.train import AlgoConfig, OptimConfig
+from rollenv.config.algo import AlgoConfig, OptimConfig
 from rollenv.rollout.groups import Group, GroupRequest
 from rollenv.trainers.policy import Policy
 from rollenv.trajectory import Failure, StopReason, Trajectory, Turn

@@ -75,7 +75,7 @@ def ray_cluster() -> Iterator[Any]:
     """A cluster of this machine with four devices that it pretends to have; it lives for the whole session."""
     pytest.importorskip("ray")
     from rollenv.cluster.ray_runtime import RayRuntime
-    from rollenv.config.train import RayConfig
+    from rollenv.config.cluster import RayConfig
 
     runtime = RayRuntime(RayConfig(fake_gpus=4))
     yield runtime

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollenv.config.train import AlgoConfig
+from rollenv.config.algo import AlgoConfig
 from rollenv.rollout.groups import Group
 from rollenv.trainers.algorithms.advantages import most_spread
 from rollenv.trainers.algorithms.gae import bilevel_gae, gae, rewards_to_go, turn_gae

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from rollenv.config.train import CriticConfig, OptimConfig
+from rollenv.config.algo import CriticConfig, OptimConfig
 from rollenv.trainers.optim import adamw, clip_gradients
 from rollenv.trainers.policy import Policy
 from rollenv.trainers.state import Shape, make_room, optimizer_tensors

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from rollenv.config.train import AlgoConfig
+from rollenv.config.algo import AlgoConfig
 from rollenv.errors import RollenvError
 from rollenv.rollout.groups import Group
 from rollenv.trainers.algorithms.advantages import ADVANTAGES, gigpo_steps, liteppo, raft, turn_returns

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollenv.config.train import HealthConfig
+from rollenv.config.algo import HealthConfig
 
 USUAL = ("entropy", "turn_tokens_mean")
 """Figures that are compared with what they were in the run's first steps."""

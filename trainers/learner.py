@@ -17,7 +17,8 @@ from torch import Tensor
 from rollenv.cluster.runtime import Runtime, WorkerDied
 from rollenv.cluster.weights import Manifest, packed, unpacked
 from rollenv.cluster.worker_group import WorkerGroup
-from rollenv.config.train import AlgoConfig, TrainConfig
+from rollenv.config.algo import AlgoConfig
+from rollenv.config.train import TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.inference.chat import ChatFormat
 from rollenv.rollout.groups import Group

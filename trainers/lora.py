@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rollenv.config.train import LoraConfig
+from rollenv.config.cluster import LoraConfig
 from rollenv.errors import RollenvError, did_you_mean
 from rollenv.inference.adapters import DOWN, UP, merged
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rollenv.config.train import AlgoConfig
+from rollenv.config.algo import AlgoConfig
 from rollenv.rollout.groups import Group
 from rollenv.trainers.data import Sample, TrainTokens, train_tokens
 from rollenv.trainers.packing import PackedRow, pack, share, split_by_tokens

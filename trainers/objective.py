@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollenv.config.train import AlgoConfig
+from rollenv.config.algo import AlgoConfig
 from rollenv.trainers.algorithms import corrections, losses
 from rollenv.trainers.algorithms.kl import KL
 from rollenv.trainers.algorithms.proximal import log_linear

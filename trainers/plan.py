@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollenv.config.train import AlgoConfig, OptimConfig
+from rollenv.config.algo import AlgoConfig, OptimConfig
 from rollenv.rollout.groups import Group
 from rollenv.trainers import credit
 from rollenv.trainers.algorithms.aggregation import token_weights

@@ -10,7 +10,7 @@ from typing import Any
 from rollenv.agents import make_agent
 from rollenv.agents.base import ChatAgent
 from rollenv.config.imitate import ImitateConfig
-from rollenv.config.train import RolloutConfig, SamplingConfig
+from rollenv.config.rollout import RolloutConfig, SamplingConfig
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import play_panel, summarize
 from rollenv.files import new_folder

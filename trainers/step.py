@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollenv.config.train import AlgoConfig, CriticConfig, OptimConfig
+from rollenv.config.algo import AlgoConfig, CriticConfig, OptimConfig
 from rollenv.inference.parking import Parked, Where
 from rollenv.rollout.groups import Group
 from rollenv.trainers import credit

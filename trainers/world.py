@@ -12,7 +12,8 @@ from functools import partial
 
 from rollenv.agents import make_agent
 from rollenv.agents.base import ChatAgent
-from rollenv.config.train import AlgoConfig, MixtureConfig, TrainConfig
+from rollenv.config.algo import AlgoConfig
+from rollenv.config.train import MixtureConfig, TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.registration import EnvSpec, spec
 from rollenv.rollout.branching import Branching, Tree, Vine

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,12 +16,14 @@ from rollenv.cli.models import resolve_model
 from rollenv.cli.options import (
     ConfigOption,
     EnvOption,
+    EnvUrlOption,
     ImportOption,
     InjectOption,
     SeedOption,
     Settings,
     TimelineOption,
     as_words,
+    env_of,
     import_user_code,
     inject_words,
 )
@@ -30,6 +33,7 @@ from rollenv.errors import RollenvError
 if TYPE_CHECKING:
     from rollenv.config import TrainConfig
     from rollenv.evaluation.evaluate import Part, Summary
+    from rollenv.evaluation.records import Journal
     from rollenv.registration import EnvSpec
     from rollenv.rollout.env_pool import Environments
     from rollenv.rollout.episode import EpisodeLimits
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
     from rollenv.trajectory import Trajectory
 
 DEFAULT_EPISODES = 200
-READ_HERE = ("env", "env_args.", "agent.", "sampling.", "rollout.", "vllm.", "inject.", "device", "threads")
+READ_HERE = ("env", "env_url", "env_args.", "agent.", "sampling.", "rollout.", "vllm.", "inject.", "device", "threads")
 NOT_READ = (
     "sampling.temperature",
     "rollout.groups",
@@ -55,6 +59,7 @@ NOT_READ = (
 def evaluate(
     env: EnvOption = None,
     settings: Settings = None,
+    env_url: EnvUrlOption = None,
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="oracle, random, llm, ...")] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="seed|PATH|HUB", help="A model to act: implies --agent llm.")
@@ -98,11 +103,16 @@ def evaluate(
         config,
         agent,
         model,
-        {"rollout.concurrency": concurrency, "rollout.engine": engine},
+        {"rollout.concurrency": concurrency, "rollout.engine": engine, "env_url": env_url},
     )
     temperature = plan.config.eval.temperature if temperature is None else temperature
     order = _Order(split or plan.spec.eval_split, episodes, samples, temperature, seed or 0, out, by, timeline)
-    summary, parts, failure = asyncio.run(_carry_out(plan, order))
+    try:
+        summary, parts, failure = asyncio.run(_carry_out(plan, order))
+    except KeyboardInterrupt:
+        if out is not None:
+            print("the same command goes on where it stands", file=sys.stderr)
+        raise
     _tell(plan, summary, parts, failure)
 
 
@@ -146,7 +156,8 @@ def _planned(
     from rollenv.registration import keyword_names, spec
 
     words = [*as_words(options), *settings]
-    config = load_config(TrainConfig, env, file, words)
+    config = load_config(TrainConfig, env_of(env, options["env_url"]), file, words)
+    env_of(config.env, config.env_url)  # a file may have said so
     env_spec = spec(config.env)
     for word in words:
         key = resolve_key(TrainConfig, parse_override(word)[0], keyword_names(env_spec.load()))
@@ -169,7 +180,7 @@ def _planned(
 
 async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, list[Part], str]:
     """Plays the panel, writes the results, and returns them with what the first failure was ("" for none)."""
-    from rollenv.evaluation.evaluate import parts_of, play_panel, summarize, task_values, write_results
+    from rollenv.evaluation.evaluate import play_panel, task_values
     from rollenv.rollout.setup import env_pool
     from rollenv.rollout.timeline import Timeline
     from rollenv.seeding import derive_seed
@@ -182,7 +193,7 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, list[Part], s
         panel = _panel(pool, order)
         values = None if order.by is None else task_values(pool.tasks, panel.ids, order.by)
         play, close = _player(plan, order, pool, timeline)
-        with Bar("episodes") as bar:
+        with Bar("episodes") as bar, _journal(plan, order, panel) as journal:
             trajectories = await play_panel(
                 play,
                 panel,
@@ -191,7 +202,11 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, list[Part], s
                 order.samples,
                 config.rollout.max_attempts,
                 lambda done: bar.update(f"{plan.spec.name} {order.split}", done, len(panel.ids), unit="tasks"),
+                journal,
             )
+            summary, parts, failure = _found(plan, order, panel, trajectories, values)
+            if journal is not None:
+                journal.remove()
     finally:
         if close is not None:
             await close()
@@ -200,15 +215,39 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, list[Part], s
             timeline.close()
             if timeline.failure:
                 print(timeline.failure, file=sys.stderr)
-    summary = summarize(plan.spec.id, panel, trajectories)
-    failure = _first_failure(trajectories)
     if summary.failed == summary.episodes:
         raise RollenvError(f"all {summary.episodes} episodes failed; the first with {failure}")
-    parts = [] if values is None else parts_of(trajectories, values)
-    if order.out is not None:
+    return summary, parts, failure
+
+
+def _found(
+    plan: _Plan, order: _Order, panel: Panel, trajectories: Sequence[Trajectory], values: dict[str, str] | None
+) -> tuple[Summary, list[Part], str]:
+    """Sums the episodes up, and writes the results where they are wanted, if any episode ended."""
+    from rollenv.evaluation.evaluate import parts_of, summarize, write_results
+
+    summary = summarize(plan.spec.id, panel, trajectories)
+    parts = [] if values is None or summary.failed == summary.episodes else parts_of(trajectories, values)
+    if order.out is not None and summary.failed < summary.episodes:
         by = {} if order.by is None else {"by": {order.by: [asdict(part) for part in parts]}}
         write_results(order.out, summary, trajectories, _facts(plan, order) | by)
-    return summary, parts, failure
+    return summary, parts, _first_failure(trajectories)
+
+
+@contextlib.contextmanager
+def _journal(plan: _Plan, order: _Order, panel: Panel) -> Iterator[Journal | None]:
+    """What has been finished so far, where results are wanted."""
+    from rollenv.evaluation.records import Journal
+
+    if order.out is None:
+        yield None
+        return
+    config = plan.config
+    said = {"env": plan.spec.id, "split": panel.split, "tasks_sha256": panel.sha256} | _facts(plan, order)
+    said["sampling"] = config.sampling.model_dump(mode="json", exclude={"temperature"})
+    said["rollout"] = config.rollout.model_dump(mode="json", exclude={"concurrency"})
+    with Journal.opened(order.out, said) as journal:
+        yield journal
 
 
 def _panel(pool: Environments, order: _Order) -> Panel:

@@ -15,6 +15,10 @@ import typer
 from rollenv.errors import RollenvError, did_you_mean
 
 EnvOption = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Environment; 'rollenv envs' lists them.")]
+EnvUrlOption = Annotated[
+    str | None,
+    typer.Option("--env-url", metavar="URL", help="Play the environment on this server (http://HOST:PORT/NAME)."),
+]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings to start from.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", metavar="N", help="Decides everything random.")]
 ImportOption = Annotated[
@@ -41,6 +45,19 @@ Settings = Annotated[
         show_default=False,
     ),
 ]
+
+
+def env_of(env: str | None, url: str | None) -> str | None:
+    """The environment to play: that of the server at `url`, which then stands in for the one that is installed here.
+
+    Raises:
+        RollenvError: nobody answers there, or it is another one than `env`.
+    """
+    if url is None:
+        return env
+    from rollenv.server.remote import play_remotely
+
+    return play_remotely(url, env).id
 
 
 def import_user_code(names: Iterable[str] | None) -> None:

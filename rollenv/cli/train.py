@@ -22,12 +22,14 @@ from rollenv.cli.models import resolve_model
 from rollenv.cli.options import (
     ConfigOption,
     EnvOption,
+    EnvUrlOption,
     ImportOption,
     InjectOption,
     SeedOption,
     Settings,
     TimelineOption,
     as_words,
+    env_of,
     import_user_code,
     inject_words,
 )
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 MAY_CHANGE = (
     "steps",
     "out",
+    "env_url",
     "device",
     "threads",
     "rollout.env_executor",
@@ -68,6 +71,7 @@ MAY_CHANGE = (
     "devices.offload",
     "ray.address",
     "ray.fake_gpus",
+    "ray.head_seconds",
     "ray.logs",
     "trajectories",
     "track",
@@ -82,6 +86,7 @@ _BARE = "--resume="
 def train(
     env: EnvOption = None,
     settings: Settings = None,
+    env_url: EnvUrlOption = None,
     config: ConfigOption = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run.")] = None,
     seed: SeedOption = None,
@@ -101,11 +106,14 @@ def train(
     import_user_code(imports)
     from rollenv.config import TrainConfig, load_config
 
-    words = [*as_words({"seed": seed, "model": model, "steps": steps}), *inject_words(inject), *(settings or [])]
+    options = {"seed": seed, "model": model, "steps": steps, "env_url": env_url}
+    words = [*as_words(options), *inject_words(inject), *(settings or [])]
+    env = env_of(env, env_url)
     if resume is not None:
         plan = _continued(_run_folder(resume, out), env, config, words)
     else:
         run = load_config(TrainConfig, env, config, [*as_words({"out": None if out is None else str(out)}), *words])
+        env_of(run.env, run.env_url)  # a file may have said so
         plan = _Plan(run, _folder_of(run))
     if dry_run:
         print(dump_toml(plan.config), end="")
@@ -175,6 +183,8 @@ def _continued(folder: Path, env: str | None, file: Path | None, words: Sequence
     checkpoint = _newest_whole(folder)
     state = checkpoint.state()
     old = TrainConfig.model_validate(state["config"]).model_copy(update={"out": str(folder)})
+    if env is None:
+        env_of(old.env, old.env_url)
     new = _with_changes(old, env, file, words)
     for key, (was, now) in differences(old, new).items():
         if key not in MAY_CHANGE:

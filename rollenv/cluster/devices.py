@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollenv.config.train import DevicesConfig
+from rollenv.config.cluster import DevicesConfig
 from rollenv.errors import RollenvError
 
 Devices = tuple[int, ...]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rollenv.cluster.devices import Devices, place_of
 from rollenv.cluster.runtime import Handle, Host, WorkerDied, WorkerSpec
-from rollenv.config.train import RayConfig
+from rollenv.config.cluster import RayConfig
 from rollenv.errors import RollenvError
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ AS_NICE_AS_US = {"worker_niceness": 0}
 """By default Ray's workers give way to everything else on the machine (niceness 15): engines and ranks would wait for
 the controller, for environments, and for whoever shares the machine."""
 KNOCK_SECONDS = 10.0
+"""How long the head may take to take a connection, and the most time between two such looks."""
 PLACEMENT_SECONDS = 60.0
 """How long the cluster may take to reserve devices."""
 
@@ -69,6 +71,10 @@ class RayRuntime:
             where = f"at ray.address={config.address}" if config.address else "on this machine"
             raise RollenvError(f"no Ray cluster {where}: {str(error).splitlines()[0]:.200}") from error
         self._handles: list[_RayHandle] = []
+        self._replies, self._head_seconds = _Replies(), config.head_seconds
+        address = config.address or ""
+        self._head = address if ":" in address else str(ray.get_runtime_context().gcs_address)
+        self._guard: asyncio.Task[None] | None = None
         self._group: PlacementGroup | None = None
         self._used: list[int] = []
         self.nodes = node_devices(ray.nodes(), _leaving_nodes())  # type: ignore[no-untyped-call]
@@ -98,8 +104,11 @@ class RayRuntime:
             )
 
     async def start(self, spec: WorkerSpec) -> Handle:
+        self._replies.ensure_possible()
+        if self._guard is None:
+            self._guard = asyncio.ensure_future(_watch_head(self._head, self._replies, self._head_seconds))
         actor = ray.remote(_Actor).options(**self._options(spec)).remote(spec.name, spec.make)
-        handle = _RayHandle(spec.name, actor)
+        handle = _RayHandle(spec.name, actor, self._replies)
         try:
             handle.node = await handle.reached("ready")
         except BaseException:
@@ -112,6 +121,8 @@ class RayRuntime:
         return ray.put(value)
 
     async def leaving(self) -> frozenset[str]:
+        if self._replies.silent:
+            return frozenset()  # the question would wait for the head
         try:
             nodes = await asyncio.to_thread(_leaving_nodes)
         except Exception:  # a head that does not answer (Ray has many errors for it) says nothing of who leaves
@@ -120,11 +131,13 @@ class RayRuntime:
 
     def give_back(self) -> None:
         """Ends the reservation."""
-        if self._group is not None:
+        if self._group is not None and not self._replies.silent:
             remove_placement_group(self._group)
         self._group = None
 
     async def close(self) -> None:
+        if self._guard is not None:
+            self._guard.cancel()
         await asyncio.gather(*(handle.stop() for handle in self._handles), return_exceptions=True)
         self.give_back()
         ray.shutdown()
@@ -170,6 +183,61 @@ def _init_arguments(config: RayConfig) -> dict[str, Any]:
     return own
 
 
+class _Replies:
+    """What workers have been asked and have not answered yet; Ray itself would wait for ever for a cluster that is
+    gone as a whole.
+
+    Attributes:
+        silent: whether the head did not answer when it was last tried.
+        lost: why no worker will ever answer again; empty while they may.
+    """
+
+    def __init__(self) -> None:
+        self.silent, self.lost = False, ""
+        self._waiting: set[asyncio.Future[Any]] = set()
+
+    async def wait(self, reply: asyncio.Future[Any]) -> Any:
+        """Raises WorkerDied, too, when the cluster is lost meanwhile."""
+        self.ensure_possible()
+        self._waiting.add(reply)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not (task and task.cancelling()):
+                self.ensure_possible()
+            raise
+        finally:
+            self._waiting.discard(reply)
+
+    def ensure_possible(self) -> None:
+        """Raises WorkerDied when the cluster is lost."""
+        if self.lost:
+            raise WorkerDied(self.lost)
+
+    def lose(self, why: str) -> None:
+        """Ends all waiting."""
+        self.lost = why
+        for reply in self._waiting:
+            reply.cancel()
+
+
+async def _watch_head(address: str, replies: _Replies, patience: float) -> None:
+    """Looks for the head now and then, and gives the cluster up when it was away for `patience` seconds."""
+    loop = asyncio.get_running_loop()
+    seen = math.inf  # where it has never answered, it can be reached only by Ray's own ways
+    while not replies.lost:
+        await asyncio.sleep(min(KNOCK_SECONDS, patience / 3))
+        try:
+            await asyncio.to_thread(_knock, address)
+        except OSError as error:
+            replies.silent = True
+            if (away := loop.time() - seen) >= patience:
+                replies.lose(f"the Ray cluster at {address} has been away for {away:.0f} s ({error})")
+        else:
+            seen, replies.silent = loop.time(), False
+
+
 class _Actor:
     """A host in a process of its own."""
 
@@ -191,8 +259,8 @@ class _Actor:
 class _RayHandle:
     """An actor, called as a worker."""
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self.name, self._actor = name, actor
+    def __init__(self, name: str, actor: Any, replies: _Replies) -> None:
+        self.name, self._actor, self._replies = name, actor, replies
         self.node = ""
         self.gone = False
 
@@ -204,7 +272,8 @@ class _RayHandle:
     async def reached(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of the actor itself."""
         try:
-            return await getattr(self._actor, method).remote(*args, **kwargs)
+            reply = getattr(self._actor, method).remote(*args, **kwargs).future()
+            return await self._replies.wait(asyncio.wrap_future(reply))
         except RayActorError as error:
             raise WorkerDied(f"worker '{self.name}' died: {str(error).strip().splitlines()[0]:.200}") from error
         except RayTaskError as error:
@@ -222,4 +291,5 @@ class _RayHandle:
 
     def kill(self) -> None:
         self.gone = True
-        ray.kill(self._actor, no_restart=True)
+        if not self._replies.silent:
+            ray.kill(self._actor, no_restart=True)

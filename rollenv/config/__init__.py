@@ -1,22 +1,11 @@
 """Configuration: typed, frozen, read from TOML and `key=value`, refused early. Importing it loads no torch."""
 
+from rollenv.config.algo import AlgoConfig, CriticConfig, HealthConfig, OptimConfig
 from rollenv.config.imitate import ExpertConfig, ImitateConfig, ShapeConfig
 from rollenv.config.load import load_config, parse_override
+from rollenv.config.rollout import AgentConfig, InjectConfig, RolloutConfig, SamplingConfig, VLLMConfig
 from rollenv.config.simulate import ScenarioConfig
-from rollenv.config.train import (
-    AgentConfig,
-    AlgoConfig,
-    CheckpointConfig,
-    CriticConfig,
-    EvalConfig,
-    HealthConfig,
-    InjectConfig,
-    OptimConfig,
-    RolloutConfig,
-    SamplingConfig,
-    TrainConfig,
-    VLLMConfig,
-)
+from rollenv.config.train import CheckpointConfig, EvalConfig, TrainConfig
 
 __all__ = [
     "AgentConfig",

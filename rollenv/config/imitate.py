@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rollenv.config.train import AgentConfig, EvalConfig, Section
+from rollenv.config.rollout import AgentConfig
+from rollenv.config.section import Section
+from rollenv.config.train import EvalConfig
 
 
 class ExpertConfig(AgentConfig):

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from rollenv.config.imitate import ImitateConfig
 from rollenv.config.presets import find_preset, replaced_algo
-from rollenv.config.train import Section, TrainConfig
+from rollenv.config.section import Section
+from rollenv.config.train import TrainConfig
 from rollenv.errors import RollenvError, did_you_mean
 from rollenv.registration import EnvSpec, keyword_names, spec
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rollenv.config.train import RolloutConfig, Section
+from rollenv.config.rollout import RolloutConfig
+from rollenv.config.section import Section
 
 Loop = Literal["controller", "lock_step", "batch"]
 """`controller`: the real scheduler and controller. `lock_step`: all episodes of a batch take each turn together.

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rollenv.errors import RollenvError, did_you_mean
+from rollenv.evaluation.records import Journal, write_episodes
 from rollenv.evaluation.statistics import wilson
 from rollenv.files import write_atomically
-from rollenv.rollout.controller import collect
+from rollenv.rollout.controller import stream
 from rollenv.rollout.groups import GroupRequest
 from rollenv.rollout.play import Play
 from rollenv.rollout.scheduler import Scheduler
@@ -46,23 +47,31 @@ async def play_panel(
     samples: int = 1,
     max_attempts: int = 3,
     progress: Callable[[int], None] = lambda finished: None,
+    journal: Journal | None = None,
 ) -> list[Trajectory]:
     """Plays every task of the panel `samples` times; the trajectories come in the panel's order.
 
     Args:
         seed: decides every episode's seed, together with its place on the panel.
         progress: gets the number of tasks finished so far.
+        journal: has the tasks that are finished already, and gets the others as they finish.
 
     Raises:
         RollenvError: episodes fail and fail (see Scheduler).
     """
+    played = {} if journal is None else dict(journal.finished)
+    missing = [GroupRequest(i, task, samples, seed) for i, task in enumerate(panel.ids) if i not in played]
     scheduler = Scheduler(play, concurrency, max_attempts)
     try:
-        requests = [GroupRequest(index, task, samples, seed) for index, task in enumerate(panel.ids)]
-        groups = await collect(scheduler, requests, progress)
+        async for group in stream(scheduler, missing):
+            place = group.request.index
+            played[place] = list(group.trajectories)
+            if journal is not None:
+                journal.add(place, played[place])
+            progress(len(played))
     finally:
         await scheduler.close()
-    return [trajectory for group in groups for trajectory in group.trajectories]
+    return [trajectory for place in sorted(played) for trajectory in played[place]]
 
 
 def summarize(env: str, panel: Panel, trajectories: Sequence[Trajectory]) -> Summary:
@@ -125,7 +134,7 @@ def parts_of(trajectories: Iterable[Trajectory], values: Mapping[str, str]) -> l
 def write_results(
     folder: Path, summary: Summary, trajectories: Iterable[Trajectory], facts: dict[str, Any] | None = None
 ) -> None:
-    """Writes `summary.json` and `trajectories.jsonl` into `folder`, each atomically.
+    """Writes `summary.json`, `trajectories.jsonl` and `timings.jsonl` into `folder`, each atomically.
 
     Args:
         facts: further keys of the summary (which agent, which model, which seed).
@@ -133,6 +142,5 @@ def write_results(
     Raises:
         RollenvError: the folder cannot be written.
     """
-    lines = (json.dumps(t.to_dict() | {"tasks_sha256": summary.tasks_sha256}) + "\n" for t in trajectories)
-    write_atomically(folder / "trajectories.jsonl", lines)
+    write_episodes(folder, list(trajectories), summary.tasks_sha256)
     write_atomically(folder / "summary.json", [json.dumps(asdict(summary) | (facts or {}), indent=2) + "\n"])

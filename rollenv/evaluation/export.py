@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollenv.errors import RollenvError
+from rollenv.evaluation.records import TRAJECTORIES, episode_lines
 from rollenv.files import new_file, new_folder, write_atomically
 from rollenv.trajectory import Trajectory
 
@@ -86,8 +87,8 @@ def files_of(folder: Path) -> list[Path]:
         RollenvError: there are none.
     """
     files = [file for _, file in kept_steps(folder)]
-    if not files and (folder / "trajectories.jsonl").is_file():
-        files = [folder / "trajectories.jsonl"]
+    if not files and (folder / TRAJECTORIES).is_file():
+        files = [folder / TRAJECTORIES]
     if not files:
         raise RollenvError(
             f"'{folder}' holds no trajectories: give the folder of 'rollenv eval --out', or of a training run that "
@@ -102,15 +103,17 @@ def read(file: Path) -> Iterator[Exported]:
     Raises:
         RollenvError: a line is no trajectory.
     """
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
+    try:
+        for number, data in enumerate(episode_lines(file), 1):
+            step, trained = data.pop("step", None), data.pop("trained", None)
+            data.pop("tasks_sha256", None)
             try:
-                data = json.loads(line)
-                step, trained = data.pop("step", None), data.pop("trained", None)
-                data.pop("tasks_sha256", None)
-                yield Exported(Trajectory.from_dict(data), step, trained)
+                episode = Trajectory.from_dict(data)
             except (ValueError, KeyError, TypeError) as error:
-                raise RollenvError(f"'{file}', line {number} is no trajectory: {error}; export another run") from error
+                raise ValueError(f"line {number} is no episode ({error!r})") from error
+            yield Exported(episode, step, trained)
+    except ValueError as error:
+        raise RollenvError(f"'{file}', {error}; export another run") from error
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from rollenv.config.train import InjectConfig
+from rollenv.config.rollout import InjectConfig
 from rollenv.inference.base import Completion, Engine, EngineError, SamplingParams
 from rollenv.rollout.episode import EpisodeEnv, EpisodeLimits, EpisodeRequest, Fault
 from rollenv.rollout.layers import EngineLayer, Layer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rollenv.config.train import RolloutConfig, SamplingConfig, VLLMConfig
+from rollenv.config.rollout import RolloutConfig, SamplingConfig, VLLMConfig
 from rollenv.core import TextEnv
 from rollenv.errors import RollenvError
 from rollenv.inference.base import Engine, SamplingParams

@@ -113,6 +113,11 @@ class RemoteEnv(TextEnv):
         self._snapshot: str | None = None  # to begin from
 
     @property
+    def metadata_of_server(self) -> dict[str, Any]:
+        """What the server says of the environment (`GET /metadata`)."""
+        return self._facts.metadata
+
+    @property
     def tasks(self) -> TaskSet:
         if self._facts.tasks is None:
             raise AttributeError(f"the environment at {self._url} has no task set")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from rollenv.config.simulate import ScenarioConfig
 from rollenv.errors import RollenvError
+from rollenv.evaluation.records import episode_lines
 from rollenv.rollout.episode import EpisodeRequest
 from rollenv.seeding import derive_seed
 from rollenv.simulation.latency import counts, draw
@@ -94,17 +94,18 @@ def recorded(file: Path) -> list[EpisodePlan]:
     Raises:
         RollenvError: it cannot be read, or its turns carry no `seconds`.
     """
+    plans = []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        for number, episode in enumerate(episode_lines(file), 1):
+            try:
+                plans.append(_plan_of(episode))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+                raise ValueError(f"line {number} is no episode with timed turns: {reason}") from error
     except OSError as error:
         raise RollenvError(f"cannot read the recorded run '{file}': {error.strerror}") from error
-    plans = []
-    for number, line in enumerate(lines, 1):
-        try:
-            plans.append(_plan_of(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise RollenvError(f"{file}, line {number} is no episode with timed turns: {reason}") from error
+    except ValueError as error:
+        raise RollenvError(f"{file}, {error}") from error
     plans = [plan for plan in plans if plan.turns]
     if not plans:
         raise RollenvError(f"{file} has no episode with turns: record one with 'rollenv eval --out DIR'")

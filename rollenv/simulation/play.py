@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rollenv.agents.base import Step
-from rollenv.config.train import RolloutConfig
+from rollenv.config.rollout import RolloutConfig
 from rollenv.core import TextEnv
 from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest, guarded, play_episode
 from rollenv.simulation.clock import sleep

@@ -1,4 +1,4 @@
-"""A run on a cluster of several nodes, from the command line, while nodes go away: killed, or told to leave."""
+"""A run on a cluster of several nodes, from the command line, while nodes go away: killed, told to leave, or all."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class Run:
 
     def __init__(self, model: Path, out: Path, cluster: Any, *words: str) -> None:
         command = ["train", *IMPORT, "--env", "colours", "--model", str(model), "--out", str(out), *SMALL]
-        command += ["runtime=ray", f"ray.address={cluster.address}", *words]
+        self.address = cluster.address
+        command += ["runtime=ray", f"ray.address={self.address}", *words]
         self.process = subprocess.Popen(
             [*ROLLENV, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
         )
@@ -178,3 +179,18 @@ def interrupted_later(run: Run, out: Path) -> int:
     assert last is not None
     assert last.state()["ledger"]["failed"] == 0
     return last.step
+
+
+def test_a_cluster_that_is_gone_as_a_whole_ends_the_run_with_a_sentence(
+    model: Path, tmp_path: Path, nodes: Any
+) -> None:
+    out = tmp_path / "run"
+    words = ["devices.policy=0", "devices.rollout=1", "--steps", "100000", "checkpoint.every=1", "ray.head_seconds=6"]
+    run = Run(model, out, nodes, *words)
+    run.until(step(2))
+    nodes.shutdown()
+    code, said = run.end()
+    assert code == 2, said
+    assert f"no Ray cluster at ray.address={run.address}" in said
+    assert "Traceback" not in said
+    assert checkpoint.newest(out) is not None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollenv.cluster.devices import device_map, parse_devices
-from rollenv.config.train import DevicesConfig
+from rollenv.config.cluster import DevicesConfig
 from rollenv.errors import RollenvError
 
 

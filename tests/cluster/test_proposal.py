@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rollenv.cluster.devices import device_map, parse_devices
 from rollenv.cluster.proposal import Measured, measured, proposals, written
+from rollenv.config.cluster import DevicesConfig
 from rollenv.config.load import parse_override
-from rollenv.config.train import DevicesConfig
 from rollenv.errors import RollenvError
 
 seconds = st.floats(0.0, 1e4)

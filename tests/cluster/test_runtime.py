@@ -182,7 +182,7 @@ def test_a_cluster_that_is_not_there_is_one_sentence() -> None:
     import sys
 
     code = (
-        "from rollenv.cluster.ray_runtime import RayRuntime; from rollenv.config.train import RayConfig\n"
+        "from rollenv.cluster.ray_runtime import RayRuntime; from rollenv.config.cluster import RayConfig\n"
         "from rollenv.errors import RollenvError\n"
         "try: RayRuntime(RayConfig(address='127.0.0.1:1'))\n"
         "except RollenvError as error: print(error)"

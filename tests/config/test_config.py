@@ -265,7 +265,7 @@ def test_a_configuration_survives_json_and_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize("model", [TrainConfig, ImitateConfig])
 def test_every_field_says_what_it_means(model: Any) -> None:
-    from rollenv.config.train import Section
+    from rollenv.config.section import Section
 
     def fields(m: Any) -> Any:
         for name, field in m.model_fields.items():

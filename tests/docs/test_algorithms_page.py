@@ -9,9 +9,10 @@ from typing import get_args
 
 import pytest
 
+from rollenv.config.algo import Advantage, AlgoConfig, Loss
 from rollenv.config.load import known_keys
 from rollenv.config.presets import PRESETS, find_preset
-from rollenv.config.train import Advantage, AlgoConfig, Loss, TrainConfig
+from rollenv.config.train import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()

@@ -113,7 +113,7 @@ def test_what_cannot_be_read_leaves_nothing(form: Any, run_folder: Path, tmp_pat
     pytest.importorskip("datasets", reason="pip install 'rollenv[export]'")
     with (run_folder / "trajectories" / "step-000010.jsonl").open("a") as file:
         file.write('{"env": "torn')
-    with pytest.raises(RollenvError, match=r"step-000010\.jsonl', line 4 is no trajectory"):
+    with pytest.raises(RollenvError, match=r"step-000010\.jsonl', line 4 is torn or no episode"):
         export(run_folder, form, tmp_path / "out" / "it")
     assert list((tmp_path / "out").iterdir()) == []
 

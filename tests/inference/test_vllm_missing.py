@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from inference.engines import build  # noqa: E402
 
-from rollenv.config.train import RolloutConfig  # noqa: E402
+from rollenv.config.rollout import RolloutConfig  # noqa: E402
 from rollenv.errors import RollenvError  # noqa: E402
 from rollenv.rollout.setup import single_engine  # noqa: E402
 

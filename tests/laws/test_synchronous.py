@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import toys  # noqa: E402
 
 from rollenv.agents.llm import LLMAgent  # noqa: E402
-from rollenv.config.train import AlgoConfig, OptimConfig  # noqa: E402
+from rollenv.config.algo import AlgoConfig, OptimConfig  # noqa: E402
 from rollenv.inference import SamplingParams, TorchEngine  # noqa: E402
 from rollenv.rollout.buffer import BatchPlan, SampleBuffer  # noqa: E402
 from rollenv.rollout.controller import RolloutController  # noqa: E402

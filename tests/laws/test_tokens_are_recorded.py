@@ -15,7 +15,7 @@ import toys
 
 import rollenv
 from rollenv.agents.llm import LLMAgent
-from rollenv.config.train import AlgoConfig
+from rollenv.config.algo import AlgoConfig
 from rollenv.inference import Completion, SamplingParams, ScriptedEngine
 from rollenv.inference.chat import ChatFormat
 from rollenv.rollout.env_pool import EnvPool

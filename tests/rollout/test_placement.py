@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rollout import worker_envs
 
 import rollenv
-from rollenv.config.train import RolloutConfig
+from rollenv.config.rollout import RolloutConfig
 from rollenv.errors import RollenvError
 from rollenv.registration import EnvSpec
 from rollenv.rollout import placement

@@ -204,7 +204,7 @@ def test_a_recorded_run_is_replayed_episode_by_episode(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "no episode with turns"),
-        ("{]", "line 1 is no episode"),
+        ("{]", "line 1 is torn or no episode"),
         ('{"turns": [{"seconds": {}}], "success": true}', "line 1 is no episode with timed turns: no 'env'"),
         ('{"turns": [], "success": true}', "no episode with turns"),
         ('{"turns": [{"seconds": {"env": -1, "generate": 0}, "completion_ids": []}], "success": 1}', "negative"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from rollenv.config.train import AlgoConfig  # noqa: E402
+from rollenv.config.algo import AlgoConfig  # noqa: E402
 from rollenv.rollout.groups import Group, GroupRequest  # noqa: E402
 from rollenv.trainers.algorithms import advantages, corrections, losses  # noqa: E402
 from rollenv.trainers.algorithms.advantages import ADVANTAGES, dr_grpo, grpo, rloo  # noqa: E402

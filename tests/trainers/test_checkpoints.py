@@ -23,7 +23,7 @@ from batches import algo, make_groups, optim  # noqa: E402
 from runs import assert_equal_runs, config, train, weights  # noqa: E402
 from spawned import apart_from_packing, in_ranks, strategy  # noqa: E402
 
-from rollenv.config.train import CriticConfig  # noqa: E402
+from rollenv.config.algo import CriticConfig  # noqa: E402
 from rollenv.errors import RollenvError  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
 from rollenv.trainers.learner import Snapshot  # noqa: E402

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import toys  # noqa: E402
 from batches import algo, fresh, make_groups, optim, plain_model  # noqa: E402
 
-from rollenv.config.train import AlgoConfig, OptimConfig  # noqa: E402
+from rollenv.config.algo import AlgoConfig, OptimConfig  # noqa: E402
 from rollenv.rollout.groups import Group, GroupRequest  # noqa: E402
 from rollenv.rollout.selection import has_signal  # noqa: E402
 from rollenv.trainers.data import samples_of, train_tokens, trained_return, turn_advantages  # noqa: E402

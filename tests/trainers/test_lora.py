@@ -20,7 +20,7 @@ from safetensors.torch import load_file  # noqa: E402
 from spawned import in_ranks, strategy  # noqa: E402
 
 from rollenv.cluster.weights import layout  # noqa: E402
-from rollenv.config.train import LoraConfig  # noqa: E402
+from rollenv.config.cluster import LoraConfig  # noqa: E402
 from rollenv.errors import RollenvError  # noqa: E402
 from rollenv.inference.base import InvalidRequest, SamplingParams  # noqa: E402
 from rollenv.inference.torch_engine import TorchEngine  # noqa: E402

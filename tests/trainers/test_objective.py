@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from batches import algo  # noqa: E402
 
-from rollenv.config.train import AlgoConfig  # noqa: E402
+from rollenv.config.algo import AlgoConfig  # noqa: E402
 from rollenv.trainers.objective import Stream, token_loss  # noqa: E402
 
 VERSION, KL_COEF = 6, 0.3

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 import toys  # noqa: E402
 from batches import algo, make_groups, optim  # noqa: E402
 
-from rollenv.config.train import CriticConfig, DevicesConfig  # noqa: E402
+from rollenv.config.algo import CriticConfig  # noqa: E402
+from rollenv.config.cluster import DevicesConfig  # noqa: E402
 from rollenv.trainers.learner import Snapshot  # noqa: E402
 from rollenv.trainers.policy import Policy  # noqa: E402
 from rollenv.trainers.step import PolicyTrainer  # noqa: E402

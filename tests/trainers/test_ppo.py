@@ -15,7 +15,7 @@ import toys  # noqa: E402
 from batches import algo, fresh, make_groups, optim, plain_model  # noqa: E402
 from runs import assert_equal_runs, config, figures, interrupted, train  # noqa: E402
 
-from rollenv.config.train import CriticConfig  # noqa: E402
+from rollenv.config.algo import CriticConfig  # noqa: E402
 from rollenv.trainers import checkpoint, parallel  # noqa: E402
 from rollenv.trainers.algorithms.gae import bilevel_gae, gae, turn_gae  # noqa: E402
 from rollenv.trainers.critic import explained_variance  # noqa: E402

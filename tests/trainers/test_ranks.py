@@ -15,7 +15,7 @@ import toys  # noqa: E402
 from batches import algo, make_groups, optim  # noqa: E402
 from spawned import apart_from_packing, in_ranks, strategy  # noqa: E402
 
-from rollenv.config.train import CriticConfig  # noqa: E402
+from rollenv.config.algo import CriticConfig  # noqa: E402
 from rollenv.trainers.policy import Policy, whole  # noqa: E402
 from rollenv.trainers.step import PolicyTrainer  # noqa: E402
 from rollenv.trainers.strategies.replicated import SINGLE  # noqa: E402
