@@ -109,9 +109,12 @@ class DockerSandbox(BaseSandbox):
         await self._call("make a container", make, config, self.id, image=image)
         await self._call("start a container", self._api.start, self.id)
         state = await self._call("look at a container", self._api.inspect_container, self.id)
-        self._oom_file = _oom_file(state["State"].get("Pid", 0), state["Id"])
+        pid = state["State"].get("Pid", 0)
+        self._oom_file = _oom_file(pid, state["Id"])
+        if self._oom_file is not None:
+            _spare(pid)
         if self.spec.network:
-            self._gateway = await open_gateway(self.spec.network, state["State"].get("Pid") or 0)
+            self._gateway = await open_gateway(self.spec.network, pid or 0)
         await self._lay_out_first(rootless=any("rootless" in option for option in options))
 
     def _limits(self) -> dict[str, Any]:
@@ -377,6 +380,13 @@ def _oom_file(pid: int, container: str) -> Path | None:
             if controllers in file and file[controllers].is_file():
                 return file[controllers]
     return None
+
+
+def _spare(pid: int) -> None:
+    """Lets a container's first process live when its memory is full: files are nobody's memory, so that a kill would
+    go by chance."""
+    with contextlib.suppress(OSError):  # not as root, or not allowed to: then chance it is
+        Path(f"/proc/{pid}/oom_score_adj").write_text("-1000")
 
 
 def _last_line(seen: Captured) -> str:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
-import socket
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rollenv.cluster.devices import Devices, place_of
+from rollenv.cluster.head import Replies, knock, watch_head
 from rollenv.cluster.runtime import Handle, Host, WorkerDied, WorkerSpec
 from rollenv.config.cluster import RayConfig
 from rollenv.errors import RollenvError
@@ -34,8 +33,6 @@ THRIFTY = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 AS_NICE_AS_US = {"worker_niceness": 0}
 """By default Ray's workers give way to everything else on the machine (niceness 15): engines and ranks would wait for
 the controller, for environments, and for whoever shares the machine."""
-KNOCK_SECONDS = 10.0
-"""How long the head may take to take a connection, and the most time between two such looks."""
 PLACEMENT_SECONDS = 60.0
 """How long the cluster may take to reserve devices."""
 
@@ -65,13 +62,13 @@ class RayRuntime:
     def __init__(self, config: RayConfig) -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token file at home
         try:
-            _knock(config.address)
+            knock(config.address)
             ray.init(**_init_arguments(config))
         except (ConnectionError, RayError, RuntimeError, ValueError, OSError) as error:
             where = f"at ray.address={config.address}" if config.address else "on this machine"
             raise RollenvError(f"no Ray cluster {where}: {str(error).splitlines()[0]:.200}") from error
         self._handles: list[_RayHandle] = []
-        self._replies, self._head_seconds = _Replies(), config.head_seconds
+        self._replies, self._head_seconds = Replies(), config.head_seconds
         address = config.address or ""
         self._head = address if ":" in address else str(ray.get_runtime_context().gcs_address)
         self._guard: asyncio.Task[None] | None = None
@@ -85,7 +82,8 @@ class RayRuntime:
         return sum(self.nodes)
 
     def reserve(self, devices: Devices) -> None:
-        """Reserves the devices that workers will use, on as few nodes as they are on.
+        """Reserves the devices that workers will use, on as many nodes as they are on. Of nodes that are alike Ray
+        takes any, so another one may stand in for one that dies.
 
         Raises:
             RollenvError: the cluster does not give them in time: somebody else has them.
@@ -106,7 +104,7 @@ class RayRuntime:
     async def start(self, spec: WorkerSpec) -> Handle:
         self._replies.ensure_possible()
         if self._guard is None:
-            self._guard = asyncio.ensure_future(_watch_head(self._head, self._replies, self._head_seconds))
+            self._guard = asyncio.ensure_future(watch_head(self._head, self._replies, self._head_seconds))
         actor = ray.remote(_Actor).options(**self._options(spec)).remote(spec.name, spec.make)
         handle = _RayHandle(spec.name, actor, self._replies)
         try:
@@ -140,7 +138,8 @@ class RayRuntime:
             self._guard.cancel()
         await asyncio.gather(*(handle.stop() for handle in self._handles), return_exceptions=True)
         self.give_back()
-        ray.shutdown()
+        if not self._replies.lost:
+            ray.shutdown()
 
     def _options(self, spec: WorkerSpec) -> dict[str, Any]:
         env = {**THRIFTY, **spec.env}
@@ -166,13 +165,6 @@ def _leaving_nodes() -> Collection[str]:
     return ray._private.state.state.get_draining_nodes()
 
 
-def _knock(address: str | None) -> None:
-    """Raises OSError when nobody answers at `HOST:PORT`: Ray itself tries for minutes before it says so."""
-    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():
-        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
-
-
 def _init_arguments(config: RayConfig) -> dict[str, Any]:
     common = {"log_to_driver": config.logs, "logging_level": logging.ERROR, "namespace": "rollenv"}
     if config.address:
@@ -181,61 +173,6 @@ def _init_arguments(config: RayConfig) -> dict[str, Any]:
     if config.fake_gpus:
         own["num_gpus"] = config.fake_gpus
     return own
-
-
-class _Replies:
-    """What workers have been asked and have not answered yet; Ray itself would wait for ever for a cluster that is
-    gone as a whole.
-
-    Attributes:
-        silent: whether the head did not answer when it was last tried.
-        lost: why no worker will ever answer again; empty while they may.
-    """
-
-    def __init__(self) -> None:
-        self.silent, self.lost = False, ""
-        self._waiting: set[asyncio.Future[Any]] = set()
-
-    async def wait(self, reply: asyncio.Future[Any]) -> Any:
-        """Raises WorkerDied, too, when the cluster is lost meanwhile."""
-        self.ensure_possible()
-        self._waiting.add(reply)
-        try:
-            return await reply
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not (task and task.cancelling()):
-                self.ensure_possible()
-            raise
-        finally:
-            self._waiting.discard(reply)
-
-    def ensure_possible(self) -> None:
-        """Raises WorkerDied when the cluster is lost."""
-        if self.lost:
-            raise WorkerDied(self.lost)
-
-    def lose(self, why: str) -> None:
-        """Ends all waiting."""
-        self.lost = why
-        for reply in self._waiting:
-            reply.cancel()
-
-
-async def _watch_head(address: str, replies: _Replies, patience: float) -> None:
-    """Looks for the head now and then, and gives the cluster up when it was away for `patience` seconds."""
-    loop = asyncio.get_running_loop()
-    seen = math.inf  # where it has never answered, it can be reached only by Ray's own ways
-    while not replies.lost:
-        await asyncio.sleep(min(KNOCK_SECONDS, patience / 3))
-        try:
-            await asyncio.to_thread(_knock, address)
-        except OSError as error:
-            replies.silent = True
-            if (away := loop.time() - seen) >= patience:
-                replies.lose(f"the Ray cluster at {address} has been away for {away:.0f} s ({error})")
-        else:
-            seen, replies.silent = loop.time(), False
 
 
 class _Actor:
@@ -259,7 +196,7 @@ class _Actor:
 class _RayHandle:
     """An actor, called as a worker."""
 
-    def __init__(self, name: str, actor: Any, replies: _Replies) -> None:
+    def __init__(self, name: str, actor: Any, replies: Replies) -> None:
         self.name, self._actor, self._replies = name, actor, replies
         self.node = ""
         self.gone = False
