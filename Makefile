@@ -9,6 +9,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 VLLM_VENV ?= $(VENV)-vllm
 ARGS ?=
+# One more than there are cores: many tests wait for processes, containers or clusters.
+JOBS ?= $(shell echo $$(( $$(nproc) + 1 )))
 BIN := $(VENV)/bin
 
 # Idle OpenMP threads would spin, which slows training on a small or shared machine.
@@ -31,7 +33,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu" -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # vLLM's packages are pinned, some of them to older ones than ours.
 test-vllm: $(VLLM_VENV)/.vllm

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rollenv.agents.base import Step
 from rollenv.agents.history import History, check_history, conversation, window_start
@@ -22,6 +23,16 @@ Write each call as a JSON object in tags, and nothing after it:
 {{"name": "tool", "arguments": {{"key": "value"}}}}
 </tool_call>"""
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+
+
+def with_tools(system: str, functions: Sequence[Mapping[str, Any]]) -> str:
+    """A system prompt with tools after it, in the format of the Hermes and Qwen models.
+
+    Args:
+        functions: JSON-schema definitions: `{"name", "description", "parameters"}`.
+    """
+    tools = "\n".join(json.dumps(function) for function in functions)
+    return f"{system}\n{_FORMAT.format(tools=tools)}"
 
 
 class ToolAgent:
@@ -52,8 +63,8 @@ class ToolAgent:
 
     def _system(self, first: Step) -> str:
         if "system" not in first.data:
-            tools = "\n".join(json.dumps(tool["function"]) for tool in first.info.get("tools", ()))
-            first.data["system"] = f"{self.system}\n{_FORMAT.format(tools=tools)}" if tools else self.system
+            tools = [tool["function"] for tool in first.info.get("tools", ())]
+            first.data["system"] = with_tools(self.system, tools) if tools else self.system
         return str(first.data["system"])
 
     @staticmethod

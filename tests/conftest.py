@@ -28,6 +28,22 @@ hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
 
+SLOW_FILES = (
+    "chaos/test_long_chaos.py",
+    "cli/test_nodes.py",
+    "chaos/test_killed.py",
+    "trainers/test_cluster_runs.py",
+    "laws/test_everything_trains_once.py",
+    "trainers/test_ranks.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first: where several run at the same time, none is left alone at the end."""
+    slow = [ROOT / "tests" / file for file in SLOW_FILES]
+    items.sort(key=lambda item: slow.index(item.path) if item.path in slow else len(slow))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the tests index and compile is made afresh, once, and not in the user's cache."""

@@ -13,6 +13,7 @@ from rollenv.cli.doctor import doctor
 from rollenv.cli.envs import envs
 from rollenv.cli.evaluate import evaluate
 from rollenv.cli.export import export
+from rollenv.cli.gateway import gateway
 from rollenv.cli.gc import gc
 from rollenv.cli.images import images
 from rollenv.cli.imitate import imitate
@@ -37,6 +38,7 @@ app.command()(play)
 app.command()(imitate)
 app.command()(simulate)
 app.command()(serve)
+app.command()(gateway)
 app.command()(envs)
 app.command()(export)
 app.add_typer(images, name="images")

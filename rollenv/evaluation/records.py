@@ -115,8 +115,10 @@ class Journal:
             ) from error
 
     def remove(self) -> None:
-        """The results are written."""
+        """The results are written, or there are none: a folder that has nothing else goes, too."""
         self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.parent.rmdir()
 
 
 def _append(file: IO[bytes], line: Mapping[str, Any]) -> None:

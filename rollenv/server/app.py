@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
-from urllib.parse import parse_qs
 
 from fastapi import APIRouter, FastAPI, Path, Query, Request, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
@@ -24,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import rollenv
 from rollenv.errors import RollenvError
 from rollenv.server import wire
+from rollenv.server.gate import Gate
 from rollenv.server.host import EnvHost
 from rollenv.server.mcp import mcp_routes
 from rollenv.server.sessions import ServerFull, Session, SessionError
@@ -85,7 +84,7 @@ def make_app(hosts: Mapping[str, EnvHost], token: str | None = None) -> FastAPI:
     app.add_exception_handler(RollenvError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     limit = min(host.limits.message_bytes for host in hosts.values())
-    app.add_middleware(_Gate, token=token, limit=limit)
+    app.add_middleware(Gate, token=token, limit=limit, refuse=_error)
     app.include_router(_common(hosts))
     first = next(iter(hosts))
     for prefix, name in [("", first), *((f"/{name}", name) for name in hosts)]:
@@ -119,63 +118,6 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 def _error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(wire.refusal(code, message), status, headers)
-
-
-class _Gate:
-    """Lets in who has the token, and nothing that is too long."""
-
-    def __init__(self, app: Any, token: str | None, limit: int) -> None:
-        self._app, self._token, self._limit = app, token, limit
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-        elif not self._may_enter(scope):
-            await self._turn_away(scope, receive, send)
-        elif scope["type"] == "websocket":  # the server bounds its messages
-            await self._app(scope, receive, send)
-        else:
-            await self._bounded(scope, receive, send)
-
-    def _may_enter(self, scope: Any) -> bool:
-        if self._token is None or scope["path"] == "/health":
-            return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if scope["type"] == "websocket" and not given:
-            token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-            given = f"Bearer {token}".encode()
-        return hmac.compare_digest(given, f"Bearer {self._token}".encode())
-
-    async def _turn_away(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
-            return
-        answer = _error(401, "UNAUTHORIZED", "give the server's token: Authorization: Bearer TOKEN")
-        answer.headers["WWW-Authenticate"] = "Bearer"
-        await answer(scope, receive, send)
-
-    async def _bounded(self, scope: Any, receive: Any, send: Any) -> None:
-        """Reads the body here, as far as it is allowed to be long."""
-        parts, size = [], 0
-        while True:
-            event = await receive()
-            if event["type"] != "http.request":
-                return  # gone
-            parts.append(event.get("body", b""))
-            size += len(parts[-1])
-            if size > self._limit:
-                answer = _error(413, "TOO_LONG", f"a request body has at most {self._limit} bytes")
-                answer.headers["Connection"] = "close"
-                await answer(scope, receive, send)
-                return
-            if not event.get("more_body", False):
-                break
-        body: list[Any] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
-
-        async def replay() -> Any:
-            return body.pop() if body else await receive()
-
-        await self._app(scope, replay, send)
 
 
 # -- routes ------------------------------------------------------------------------------------------------------
