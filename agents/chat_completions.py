@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import json
-import os
-import urllib.error
-import urllib.request
 from typing import Any
 
-from rollenv.errors import RollenvError
+from rollenv.inference.endpoint import Endpoint
 
 SYSTEM = "You solve tasks by calling tools. Call one tool at a time; its answer comes next."
 
@@ -28,6 +25,14 @@ class ChatCompletions:
         temperature: of sampling.
         max_tokens: of an answer.
         timeout: seconds for an answer.
+        retries: how often a request is sent again that finds the server busy or away.
+        requests_per_minute: of all episodes together; 0: no bound.
+
+    Attributes:
+        usage: tokens that the server counted in this episode: `prompt_tokens`, `completion_tokens`.
+
+    Raises:
+        RollenvError: `base_url` is no address.
     """
 
     def __init__(
@@ -39,21 +44,22 @@ class ChatCompletions:
         temperature: float = 0.0,
         max_tokens: int = 2048,
         timeout: float = 120.0,
+        retries: int = 6,
+        requests_per_minute: float = 0.0,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise RollenvError(f"base_url must begin with http:// or https://, not '{base_url}'")
-        self._url = base_url.rstrip("/") + "/chat/completions"
-        self._key = os.environ.get(api_key_env, "")
-        self._system, self._timeout = system, timeout
-        self._asked = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+        self._endpoint = _shared(base_url, model, api_key_env, timeout, retries, requests_per_minute)
+        self._system = system
+        self._asked = {"temperature": temperature, "max_tokens": max_tokens}
         self._messages: list[dict[str, Any]] = []
         self._open_call: str | None = None
         self._seed = 0
+        self.usage = {"prompt_tokens": 0, "completion_tokens": 0}
 
     def reset(self, seed: int) -> None:
         """Forgets the last episode."""
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
         self._open_call, self._seed = None, seed % 2**31
+        self.usage = {"prompt_tokens": 0, "completion_tokens": 0}
 
     async def act(self, observation: str, info: dict[str, Any]) -> str:
         """The model's next action.
@@ -68,7 +74,10 @@ class ChatCompletions:
         body = self._asked | {"messages": self._messages, "seed": self._seed}
         if info.get("tools"):
             body |= {"tools": info["tools"], "parallel_tool_calls": False}
-        return self._taken(await asyncio.to_thread(self._post, body))
+        reply = await self._endpoint.ask(body)
+        self.usage["prompt_tokens"] += reply.prompt_tokens
+        self.usage["completion_tokens"] += reply.completion_tokens
+        return self._taken(reply.message)
 
     def _taken(self, message: dict[str, Any]) -> str:
         """Remembers an answer, and returns the action in it. Of several calls, the first is made."""
@@ -87,15 +96,6 @@ class ChatCompletions:
             arguments = function.get("arguments")
         return json.dumps({"name": function.get("name", ""), "arguments": arguments}, ensure_ascii=False)
 
-    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
-                message = json.load(answer)["choices"][0]["message"]
-                return dict(message)
-        except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace").strip()
-            raise RollenvError(f"'{self._url}' answers {error.code}: {said or error.reason}") from error
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise RollenvError(f"'{self._url}' gives no answer that can be used: {error}") from error
+
+_shared = functools.cache(Endpoint)
+"""One for all episodes: an agent is made for each, and they share connections and rates."""

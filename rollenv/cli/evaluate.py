@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollenv.cli.eval_players import Order, Plan, player_of
 from rollenv.cli.models import resolve_model
 from rollenv.cli.options import (
     ConfigOption,
@@ -31,15 +32,9 @@ from rollenv.cli.show import Bar, percent, with_interval
 from rollenv.errors import RollenvError
 
 if TYPE_CHECKING:
-    from rollenv.config import TrainConfig
     from rollenv.evaluation.evaluate import Part, Summary
     from rollenv.evaluation.records import Journal
-    from rollenv.registration import EnvSpec
     from rollenv.rollout.env_pool import Environments
-    from rollenv.rollout.episode import EpisodeLimits
-    from rollenv.rollout.layers import MakeLayer
-    from rollenv.rollout.play import Play
-    from rollenv.rollout.timeline import Timeline
     from rollenv.tasks import Panel
     from rollenv.trajectory import Trajectory
 
@@ -63,6 +58,16 @@ def evaluate(
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="oracle, random, llm, ...")] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="seed|PATH|HUB", help="A model to act: implies --agent llm.")
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option("--base-url", metavar="URL", help="--model is a name on this OpenAI-compatible server."),
+    ] = None,
+    requests_per_minute: Annotated[
+        float, typer.Option("--requests-per-minute", min=0.0, help="At most so many to --base-url; 0: no bound.")
+    ] = 0.0,
+    price: Annotated[
+        str | None, typer.Option("--price", metavar="IN,OUT", help="Dollars per million tokens of that model.")
     ] = None,
     episodes: Annotated[
         int | None, typer.Option("--episodes", "-n", min=1, help="Tasks: the first of the split (default: 200).")
@@ -104,41 +109,29 @@ def evaluate(
         agent,
         model,
         {"rollout.concurrency": concurrency, "rollout.engine": engine, "env_url": env_url},
+        None if base_url is None else {"base_url": base_url, "requests_per_minute": requests_per_minute},
     )
+    prices = _prices(price)
     temperature = plan.config.eval.temperature if temperature is None else temperature
-    order = _Order(split or plan.spec.eval_split, episodes, samples, temperature, seed or 0, out, by, timeline)
+    order = Order(split or plan.spec.eval_split, episodes, samples, temperature, seed or 0, out, by, timeline)
     try:
         summary, parts, failure = asyncio.run(_carry_out(plan, order))
     except KeyboardInterrupt:
         if out is not None:
             print("the same command goes on where it stands", file=sys.stderr)
         raise
-    _tell(plan, summary, parts, failure)
+    _tell(plan, summary, parts, failure, prices)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Who plays where. `model` is None for an agent that is a program."""
-
-    config: TrainConfig
-    spec: EnvSpec
-    agent_name: str
-    agent: dict[str, Any]
-    model: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What to play and where to leave the results."""
-
-    split: str
-    episodes: int | None
-    samples: int
-    temperature: float
-    seed: int
-    out: Path | None
-    by: str | None = None
-    timeline: bool = False
+def _prices(text: str | None) -> tuple[float, float] | None:
+    """Dollars per million tokens read and written."""
+    if text is None:
+        return None
+    try:
+        read, wrote = map(float, text.split(","))
+    except ValueError:
+        raise RollenvError(f"--price {text}: say IN,OUT, dollars per million tokens, such as 0.15,0.60") from None
+    return read, wrote
 
 
 def _planned(
@@ -148,11 +141,13 @@ def _planned(
     agent: str | None,
     model: str | None,
     options: dict[str, Any],
-) -> _Plan:
+    server: dict[str, Any] | None,
+) -> Plan:
     from rollenv.agents import make_agent
     from rollenv.agents.base import ChatAgent
     from rollenv.config import AgentConfig, TrainConfig, load_config, parse_override
     from rollenv.config.load import resolve_key
+    from rollenv.inference.endpoint import Endpoint
     from rollenv.registration import keyword_names, spec
 
     words = [*as_words(options), *settings]
@@ -170,15 +165,20 @@ def _planned(
         given = (parse_override(word) for word in settings)
         own = {key.removeprefix("agent."): value for key, value in given if key.startswith("agent.")}
         arguments = AgentConfig(**own).arguments
+    if name == "chat-completions" and server is not None:  # it asks servers by itself, with their own tool calls
+        return Plan(config, env_spec, name, {**arguments, **server, "model": model or "default"}, None)
     if not isinstance(make_agent(env_spec, name, arguments), ChatAgent):
-        if model is not None:
-            raise RollenvError(f"agent '{name}' is a program: leave out --model, or say --agent llm")
-        return _Plan(config, env_spec, name, arguments, None)
+        if model is not None or server is not None:
+            raise RollenvError(f"agent '{name}' is a program: leave out --model and --base-url, or say --agent llm")
+        return Plan(config, env_spec, name, arguments, None)
+    if server is not None:
+        named = model or "default"
+        return Plan(config, env_spec, name, arguments, named, Endpoint(model=named, **server))
     path = resolve_model(config.model_copy(update={"model": model or config.model}), env_spec, None)
-    return _Plan(config, env_spec, name, arguments, path)
+    return Plan(config, env_spec, name, arguments, path)
 
 
-async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, list[Part], str]:
+async def _carry_out(plan: Plan, order: Order) -> tuple[Summary, list[Part], str]:
     """Plays the panel, writes the results, and returns them with what the first failure was ("" for none)."""
     from rollenv.evaluation.evaluate import play_panel, task_values
     from rollenv.rollout.setup import env_pool
@@ -192,7 +192,7 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, list[Part], s
     try:
         panel = _panel(pool, order)
         values = None if order.by is None else task_values(pool.tasks, panel.ids, order.by)
-        play, close = _player(plan, order, pool, timeline)
+        play, close = player_of(plan, order, pool, timeline)
         with Bar("episodes") as bar, _journal(plan, order, panel) as journal:
             trajectories = await play_panel(
                 play,
@@ -221,7 +221,7 @@ async def _carry_out(plan: _Plan, order: _Order) -> tuple[Summary, list[Part], s
 
 
 def _found(
-    plan: _Plan, order: _Order, panel: Panel, trajectories: Sequence[Trajectory], values: dict[str, str] | None
+    plan: Plan, order: Order, panel: Panel, trajectories: Sequence[Trajectory], values: dict[str, str] | None
 ) -> tuple[Summary, list[Part], str]:
     """Sums the episodes up, and writes the results where they are wanted, if any episode ended."""
     from rollenv.evaluation.evaluate import parts_of, summarize, write_results
@@ -235,7 +235,7 @@ def _found(
 
 
 @contextlib.contextmanager
-def _journal(plan: _Plan, order: _Order, panel: Panel) -> Iterator[Journal | None]:
+def _journal(plan: Plan, order: Order, panel: Panel) -> Iterator[Journal | None]:
     """What has been finished so far, where results are wanted."""
     from rollenv.evaluation.records import Journal
 
@@ -250,63 +250,15 @@ def _journal(plan: _Plan, order: _Order, panel: Panel) -> Iterator[Journal | Non
         yield journal
 
 
-def _panel(pool: Environments, order: _Order) -> Panel:
+def _panel(pool: Environments, order: Order) -> Panel:
     tasks = pool.tasks
     default = min(DEFAULT_EPISODES, len(tasks.ids(order.split)))
     return tasks.panel(order.split, default if order.episodes is None else order.episodes)
 
 
-def _layers(plan: _Plan, order: _Order, limits: EpisodeLimits, timeline: Timeline | None) -> tuple[MakeLayer, ...]:
-    """What stands between episodes and the world: injected faults next to it, who draws them in front."""
-    from rollenv.rollout.chaos import Chaos
-
-    chaos = Chaos(plan.config.inject, order.seed, limits) if plan.config.inject.active else None
-    return tuple(each.layer for each in (chaos, timeline) if each is not None)
-
-
-def _player(plan: _Plan, order: _Order, pool: Environments, timeline: Timeline | None) -> tuple[Play, Any]:
-    """How to play an episode, and how to close what that needs."""
-    from rollenv.agents import make_agent
-    from rollenv.rollout.play import ScriptedPlay
-    from rollenv.rollout.setup import episode_limits
-
-    if plan.model is not None:
-        return _model_player(plan, order, pool, plan.model, timeline)
-
-    async def nothing() -> None:
-        return None
-
-    def fresh_agent() -> Any:
-        return make_agent(plan.spec, plan.agent_name, plan.agent)
-
-    limits = episode_limits(plan.config.rollout, plan.spec)
-    return ScriptedPlay(pool, plan.spec.id, fresh_agent, limits, _layers(plan, order, limits, timeline)), nothing
-
-
-def _model_player(
-    plan: _Plan, order: _Order, pool: Environments, path: str, timeline: Timeline | None
-) -> tuple[Play, Any]:
-    from rollenv.agents import make_agent
-    from rollenv.inference.chat import ChatFormat
-    from rollenv.rollout.play import ModelPlay
-    from rollenv.rollout.setup import episode_limits, model_engine, sampling_params
-    from rollenv.trainers.device import choose_device
-    from rollenv.trainers.policy import load_model
-
-    config = plan.config
-    device = choose_device(config.device, config.threads)
-    model, tokenizer = load_model(path)
-    chat = ChatFormat(tokenizer)
-    engine = model_engine(model, tokenizer, device, config.rollout, timeline, config.vllm)
-    sampling = sampling_params(config.sampling, chat, order.temperature)
-    agent = make_agent(plan.spec, plan.agent_name, plan.agent)
-    limits = episode_limits(config.rollout, plan.spec, engine.max_length)
-    layers = _layers(plan, order, limits, timeline)
-    return ModelPlay(pool, plan.spec.id, agent, engine, chat, sampling, limits, "eval", layers), engine.close
-
-
-def _facts(plan: _Plan, order: _Order) -> dict[str, Any]:
+def _facts(plan: Plan, order: Order) -> dict[str, Any]:
     who = {"agent": plan.agent_name, "agent_args": plan.agent, "model": plan.model, "env_args": plan.config.env_args}
+    who |= {} if plan.endpoint is None else {"base_url": plan.endpoint.base_url}
     injected = {"inject": plan.config.inject.model_dump()} if plan.config.inject.active else {}
     return who | {"seed": order.seed, "samples": order.samples, "temperature": order.temperature} | injected
 
@@ -316,7 +268,15 @@ def _first_failure(trajectories: Sequence[Trajectory]) -> str:
     return f"{failure.where} {failure.kind}: {failure.message}" if failure else ""
 
 
-def _tell(plan: _Plan, summary: Summary, parts: Sequence[Part], failure: str) -> None:
+def _cost(summary: Summary, prices: tuple[float, float] | None) -> str:
+    if prices is None:
+        return ""
+    return f": ${(prices[0] * summary.prompt_tokens + prices[1] * summary.completion_tokens) / 1e6:.4f}"
+
+
+def _tell(
+    plan: Plan, summary: Summary, parts: Sequence[Part], failure: str, prices: tuple[float, float] | None
+) -> None:
     who = f"{plan.agent_name} with {plan.model}" if plan.model else plan.agent_name
     print(f"{plan.spec.id}, {summary.split} split, {who}: {summary.episodes} episodes")
     print(f"success  {with_interval(summary.success_rate, summary.ci95)}")
@@ -326,5 +286,11 @@ def _tell(plan: _Plan, summary: Summary, parts: Sequence[Part], failure: str) ->
         print(f"  {part.value:{width}}  {rate}  {part.episodes} episodes")
     print(f"score    {summary.mean_reward:.4f}")
     print(f"turns    {summary.mean_turns:.2f}")
+    for k in summary.pass_at_k:
+        if k > 1:
+            at_k, hat_k = percent(summary.pass_at_k[k]), percent(summary.pass_hat_k[k])
+            print(f"pass@{k}   {at_k} (one of {k} samples succeeds), pass^{k} {hat_k} (all do)")
+    if summary.prompt_tokens or summary.completion_tokens:
+        print(f"tokens   {summary.prompt_tokens} read, {summary.completion_tokens} written{_cost(summary, prices)}")
     if summary.failed:
         print(f"failed   {percent(summary.failed / summary.episodes)} (no success); the first with {failure}")

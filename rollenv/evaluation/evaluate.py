@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollenv.errors import RollenvError, did_you_mean
 from rollenv.evaluation.records import Journal, write_episodes
-from rollenv.evaluation.statistics import wilson
+from rollenv.evaluation.statistics import pass_at_k, pass_hat_k, wilson
 from rollenv.files import write_atomically
 from rollenv.rollout.controller import stream
 from rollenv.rollout.groups import GroupRequest
@@ -25,7 +25,9 @@ class Summary:
     """What an evaluation found.
 
     `success_rate` counts over all episodes that were to be played: one that failed for good (`failed`) is no success.
-    `ci95` is Wilson's interval; `mean_reward` and `mean_turns` are over the episodes that ended.
+    `ci95` is Wilson's interval; `mean_reward` and `mean_turns` are over the episodes that ended. `pass_at_k` is the
+    chance that one of k samples of a task succeeds, `pass_hat_k` that all do, for k = 1, 2, 4, ... up to the samples
+    that there are; `prompt_tokens` and `completion_tokens` are what servers counted.
     """
 
     env: str
@@ -37,6 +39,10 @@ class Summary:
     ci95: tuple[float, float]
     mean_reward: float
     mean_turns: float
+    pass_at_k: dict[int, float] = field(default_factory=dict)
+    pass_hat_k: dict[int, float] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 async def play_panel(
@@ -78,6 +84,7 @@ def summarize(env: str, panel: Panel, trajectories: Sequence[Trajectory]) -> Sum
     """The figures of an evaluation of at least one episode."""
     ended = [t for t in trajectories if t.stop is not StopReason.FAILED]
     successes = sum(bool(t.success) for t in ended)
+    at_k, hat_k = _passes(trajectories)
     return Summary(
         env=env,
         split=panel.split,
@@ -88,7 +95,25 @@ def summarize(env: str, panel: Panel, trajectories: Sequence[Trajectory]) -> Sum
         ci95=wilson(successes, len(trajectories)),
         mean_reward=sum(t.reward for t in ended) / max(1, len(ended)),
         mean_turns=sum(len(t.turns) for t in ended) / max(1, len(ended)),
+        pass_at_k=at_k,
+        pass_hat_k=hat_k,
+        prompt_tokens=sum(t.info.get("usage", {}).get("prompt_tokens", 0) for t in trajectories),
+        completion_tokens=sum(t.info.get("usage", {}).get("completion_tokens", 0) for t in trajectories),
     )
+
+
+def _passes(trajectories: Sequence[Trajectory]) -> tuple[dict[int, float], dict[int, float]]:
+    """pass@k and pass^k, means over the tasks."""
+    found: dict[str, list[bool]] = {}
+    for t in trajectories:
+        found.setdefault(t.task, []).append(t.stop is not StopReason.FAILED and bool(t.success))
+    tasks = [(len(outcomes), sum(outcomes)) for outcomes in found.values()]
+    most = min(samples for samples, _ in tasks)
+    at_k, hat_k = {}, {}
+    for k in sorted({*(2**i for i in range(most.bit_length())), most}):
+        at_k[k] = sum(pass_at_k(*task, k) for task in tasks) / len(tasks)
+        hat_k[k] = sum(pass_hat_k(*task, k) for task in tasks) / len(tasks)
+    return at_k, hat_k
 
 
 @dataclass(frozen=True, slots=True)

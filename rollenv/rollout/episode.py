@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -126,7 +126,8 @@ class Player(Protocol):
 
 
 class ScriptedPlayer:
-    """Lets a program act, one that answers at once or one that has to be awaited."""
+    """Lets a program act, one that answers at once or one that has to be awaited. What it has used (`usage`, of an
+    agent that asks a server) is noted in the trajectory's `info`."""
 
     def __init__(self, agent: ScriptedAgent, seed: int) -> None:
         self._agent = agent
@@ -140,6 +141,11 @@ class ScriptedPlayer:
             raise Fault("agent", "crash", describe(error)) from error
         turn.completion = action
         return action
+
+    @property
+    def usage(self) -> Mapping[str, int]:
+        """See the class."""
+        return getattr(self._agent, "usage", {})
 
     async def close(self, aborted: bool) -> None:
         return None
@@ -303,6 +309,8 @@ async def play_episode(
         _fail(trajectory, fault)
     except Exception as error:  # a value that broke even the checks made of it
         _fail(trajectory, Fault("env", "bad_output", describe(error)))
+    if usage := getattr(player, "usage", None):
+        trajectory.info["usage"] = dict(usage)
     try:
         await player.close(aborted=trajectory.stop in (StopReason.ABORTED, StopReason.FAILED))
     except Fault as fault:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rollenv.agents.base import ChatAgent, ScriptedAgent
 from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
+from rollenv.inference.endpoint import Endpoint
+from rollenv.rollout.endpoint_player import EndpointPlayer
 from rollenv.rollout.env_pool import Environments
 from rollenv.rollout.episode import (
     Demonstrator,
@@ -56,6 +58,30 @@ class ModelPlay:
         def player() -> Player:
             return ModelPlayer(self.agent, engine, self.chat, self.sampling, request, self.limits, session)
 
+        return await _with_env(self.pool, player, request, self.limits, self.env_name, layers)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPlay:
+    """Plays requests with a model behind a server, which has no tokens for us, only texts.
+
+    Args:
+        asked: what every request says (`temperature`, `max_tokens`, ...).
+    """
+
+    pool: Environments
+    env_name: str
+    agent: ChatAgent
+    endpoint: Endpoint
+    asked: Mapping[str, Any]
+    limits: EpisodeLimits
+    layers: tuple[MakeLayer, ...] = ()
+
+    async def __call__(self, request: EpisodeRequest) -> Trajectory:
+        def player() -> Player:
+            return EndpointPlayer(self.agent, self.endpoint, self.asked, request.seed, self.limits)
+
+        layers = Layers(self.layers, request)
         return await _with_env(self.pool, player, request, self.limits, self.env_name, layers)
 
 

@@ -59,7 +59,7 @@ def test_a_new_episode_begins_anew(serve: Callable[[Answer], Server]) -> None:
     [({"error": "no such model"}, "answers 400: .*no such model"), ({"choices": []}, "no answer that can be used")],
 )
 def test_a_server_that_refuses_is_told_of(serve: Callable[[Answer], Server], answer: dict[str, Any], says: str) -> None:
-    agent = ChatCompletions(serve(lambda body: answer).url)
+    agent = ChatCompletions(serve(lambda body: answer).url, retries=0)
     agent.reset(0)
     with pytest.raises(RollenvError, match=says):
         acted(agent, "x", {})

@@ -73,7 +73,27 @@ def test_a_summary_counts_a_failure_as_no_success_and_as_no_reward() -> None:
         ci95=wilson(3, 6),
         mean_reward=(1 + 1 + 1 + 0 + 0.5) / 5,
         mean_turns=2.0,
+        pass_at_k={1: 3 / 6},
+        pass_hat_k={1: 3 / 6},
     )
+
+
+def test_several_samples_say_how_often_one_of_them_and_all_of_them_succeed() -> None:
+    played = [trajectory(EpisodeRequest(task, 0), StopReason.TERMINATED, won, 0.0) for task, won in SAMPLES]
+    summary = summarize("Toy-v0", PANEL, played)
+    assert summary.pass_at_k == pytest.approx({1: 4 / 6, 2: (1 + 1) / 2, 3: 1.0})
+    assert summary.pass_hat_k == pytest.approx({1: 4 / 6, 2: (1 / 3 + 1 / 3) / 2, 3: 0.0})
+
+
+SAMPLES = [("t0", True), ("t0", True), ("t0", False), ("t1", True), ("t1", False), ("t1", True)]
+
+
+def test_tokens_that_servers_counted_are_summed_up() -> None:
+    played = play()
+    played[0].info["usage"] = {"prompt_tokens": 7, "completion_tokens": 2}
+    played[3].info["usage"] = {"prompt_tokens": 1, "completion_tokens": 1}
+    summary = summarize("Toy-v0", PANEL, played)
+    assert (summary.prompt_tokens, summary.completion_tokens) == (8, 3)
 
 
 def test_when_everything_fails_nothing_is_claimed() -> None:

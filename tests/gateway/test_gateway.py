@@ -21,6 +21,7 @@ import toys  # noqa: E402
 import uvicorn  # noqa: E402
 from batches import algo, optim, plain_model  # noqa: E402
 
+from rollenv.cli import main  # noqa: E402
 from rollenv.gateway.app import make_gateway  # noqa: E402
 from rollenv.gateway.sessions import Sessions  # noqa: E402
 from rollenv.inference import ScriptedEngine  # noqa: E402
@@ -225,3 +226,29 @@ def test_a_key_is_asked_for_and_idle_sessions_make_room() -> None:
             client(address, name, "s3cret").chat.completions.create(**chat("hello", model="toy"))
         kept = [httpx.get(f"{address}/sessions/{n}", headers={"Authorization": "Bearer s3cret"}) for n in "abc"]
         assert [answer.status_code for answer in kept] == [404, 200, 200]
+
+
+def test_an_evaluation_through_a_server_finds_what_one_of_the_model_itself_finds(
+    temp_registry: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The greedy policy behind the gateway, asked by OpenAI's API, and in this process: the same actions."""
+    toys.register()
+    policy = toys.warm_policy()
+    policy.save(tmp_path / "model")
+    words = ["eval", "--env", "colours", "-n", "12", "--temperature", "0", "--concurrency", "4"]
+    words += ["agent.system=", "agent.list_actions=false", "sampling.max_tokens=8"]
+    assert main([*words, "--model", str(tmp_path / "model"), "threads=1", "--out", str(tmp_path / "here")]) == 0
+    engine = TorchEngine(policy.model, tokenizer=policy.tokenizer)
+    with gateway(engine) as address:
+        there = ["--base-url", f"{address}/v1", "--model", "toy", "--price", "1,2", "--out", str(tmp_path / "there")]
+        assert main([*words, *there]) == 0
+    asyncio.run(engine.close())
+    rows = []
+    for run in ("here", "there"):
+        lines = [json.loads(line) for line in (tmp_path / run / "trajectories.jsonl").read_text().splitlines()]
+        rows.append([[turn["action"] for turn in line["turns"]] for line in lines])
+    assert rows[0] == rows[1]
+    summary = json.loads((tmp_path / "there" / "summary.json").read_text())
+    assert 0 < summary["completion_tokens"] < summary["prompt_tokens"]
+    dollars = (summary["prompt_tokens"] + 2 * summary["completion_tokens"]) / 1e6
+    assert f"${dollars:.4f}" in capsys.readouterr().out
