@@ -18,21 +18,25 @@ class To(StrEnum):
     parquet = "parquet"
     jsonl = "jsonl"
     datasets = "datasets"
+    atif = "atif"
 
 
-_NAMES = {To.parquet: "trajectories.parquet", To.jsonl: "trajectories.jsonl", To.datasets: "dataset"}
+_NAMES = {To.parquet: "trajectories.parquet", To.jsonl: "trajectories.jsonl", To.datasets: "dataset", To.atif: "atif"}
 
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run, or of 'rollenv eval --out'.")],
     to: Annotated[
-        To, typer.Option("--to", help="A Parquet file, JSON lines, or a folder for datasets.load_from_disk.")
+        To,
+        typer.Option(
+            "--to", help="A Parquet file, JSON lines, a folder for datasets.load_from_disk, or one of ATIF files."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PATH", help="Where to; else a name in RUN/export/.")
     ] = None,
 ) -> None:
-    """Write the trajectories of a run as Parquet, JSON lines or a Hugging Face dataset."""
+    """Write the trajectories of a run as Parquet, JSON lines, a Hugging Face dataset or ATIF."""
     from rollenv.evaluation.export import export as write
     from rollenv.evaluation.export import files_of
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollenv.errors import RollenvError
+from rollenv.evaluation.atif import as_atif
 from rollenv.evaluation.records import TRAJECTORIES, episode_lines
 from rollenv.files import new_file, new_folder, write_atomically
 from rollenv.trajectory import Trajectory
@@ -23,7 +24,7 @@ from rollenv.trajectory import Trajectory
 if TYPE_CHECKING:
     import pyarrow
 
-Form = Literal["parquet", "jsonl", "datasets"]
+Form = Literal["parquet", "jsonl", "datasets", "atif"]
 BATCH = 256
 """Episodes that are in memory at a time."""
 
@@ -188,7 +189,8 @@ def schema() -> pyarrow.Schema:
 
 
 def export(folder: Path, form: Form, out: Path, progress: Callable[[int], None] = lambda done: None) -> int:
-    """Writes the episodes of `folder` to `out`: a file, or a folder for `datasets.load_from_disk`.
+    """Writes the episodes of `folder` to `out`: a file, a folder for `datasets.load_from_disk`, or (`atif`) a folder
+    with a file for each.
 
     Args:
         progress: gets the number of episodes written so far.
@@ -209,6 +211,8 @@ def export(folder: Path, form: Form, out: Path, progress: Callable[[int], None] 
         elif form == "parquet":
             with new_file(out) as temporary:
                 _write_parquet(counted, temporary)
+        elif form == "atif":
+            _write_atif(counted, out, *_who(folder))
         else:
             _write_dataset(counted, out)
     except ModuleNotFoundError as error:
@@ -257,3 +261,19 @@ def _write_dataset(episodes: Iterable[Exported], out: Path) -> None:
         _write_parquet(episodes, rows)
         dataset = Dataset.from_parquet(str(rows), cache_dir=str(Path(work) / "cache"))
         dataset.save_to_disk(str(temporary))
+
+
+def _write_atif(episodes: Iterable[Exported], out: Path, agent: str, model: str | None) -> None:
+    with new_folder(out) as temporary:
+        for number, exported in enumerate(episodes):
+            text = json.dumps(as_atif(exported.trajectory, agent, model))
+            (temporary / f"{number:06d}.json").write_text(text, encoding="utf-8")
+
+
+def _who(folder: Path) -> tuple[str, str | None]:
+    """The agent of an evaluation, and its model; a training run's policy has the run's name."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        return str(summary.get("agent") or "rollenv"), summary.get("model")
+    except (OSError, ValueError, AttributeError):
+        return "rollenv", folder.name
