@@ -1,4 +1,4 @@
-"""What one step of the embedded engine computes, and who computes which part of it."""
+"""What one step of the embedded engine computes, who computes which part of it, and whom it waits for."""
 
 from __future__ import annotations
 
@@ -43,3 +43,29 @@ def deal(chunks: Sequence[Chunk], n_workers: int) -> list[list[Chunk]]:
         shares[least].append(chunks[i])
         loads[least] += costs[i]
     return shares
+
+
+class Returns:
+    """Whether sessions that are answered tend to be back within a tick of the event loop: then a step that waits for
+    them is the fuller for it."""
+
+    SLOWNESS = 0.9
+    RARE = 0.1
+    TRIED_EVERY = 32
+    """Also where they never are: environments of a run differ, and change."""
+
+    def __init__(self) -> None:
+        self._rate = 1.0
+        self._passed_over = 0
+
+    def worth_waiting(self) -> bool:
+        """Asked once after each step that answered somebody."""
+        if self._rate > self.RARE or self._passed_over >= self.TRIED_EVERY:
+            self._passed_over = 0
+            return True
+        self._passed_over += 1
+        return False
+
+    def note(self, came_back: bool) -> None:
+        """What waiting has brought."""
+        self._rate = self.SLOWNESS * self._rate + (1 - self.SLOWNESS) * came_back

@@ -34,7 +34,7 @@ from rollenv.inference.base import (
     StaleKV,
     note_made,
 )
-from rollenv.inference.batching import deal, plan
+from rollenv.inference.batching import Returns, deal, plan
 from rollenv.inference.cores import one_core_threads, worth_sharing
 from rollenv.inference.fused import fused_runner
 from rollenv.inference.invariance import probe
@@ -175,6 +175,7 @@ class TorchEngine:
         self._parked: Parked | None = None  # weights, while they are on the host
         self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "steps": 0}
         self._step_seconds = 0.0
+        self._answered, self._returns = False, Returns()
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -401,12 +402,12 @@ class TorchEngine:
 
     async def _run(self) -> None:
         while not self._closed:
-            if not self._updates and (self._asleep or not (self._waiting or self._running or self._to_sleep)):
+            was_idle = not self._updates and (self._asleep or not (self._waiting or self._running or self._to_sleep))
+            if was_idle:
                 self._work.clear()
                 await self._work.wait()
-            # Environments that answer at once bring their sessions back within a tick or two: let them join this step.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            if was_idle or self._answered:
+                await self._let_return(was_idle)
             try:
                 if self._updates:
                     await self._fetch_weights()  # it may be asleep, and stays so
@@ -420,6 +421,18 @@ class TorchEngine:
                     await self._step()
             except Exception as error:  # a defect here must not leave callers waiting for ever
                 self._fail_all(error)
+
+    async def _let_return(self, was_idle: bool) -> None:
+        """Environments that answer at once bring their sessions back within a tick or two: they join this step. Where
+        none has done so of late, the step begins at once, and the callers of the last one go on beside it."""
+        self._answered = False
+        if not was_idle and not self._returns.worth_waiting():
+            return
+        before = len(self._waiting)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if not was_idle:
+            self._returns.note(len(self._waiting) > before)
 
     def _fail_all(self, error: Exception) -> None:
         for request in [*self._running, *self._waiting]:
@@ -533,6 +546,7 @@ class TorchEngine:
                 self._running.remove(request)
                 self._sessions.touch(request.session)
                 request.finish(reason)
+                self._answered = True
 
     def _finished(self, request: Request) -> FinishReason | None:
         sampling = request.sampling

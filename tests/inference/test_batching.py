@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from rollenv.inference.attention import Chunk
 from rollenv.inference.base import SamplingParams
-from rollenv.inference.batching import KEYS_PER_TOKEN, TOKENS_PER_WORKER, deal, plan
+from rollenv.inference.batching import KEYS_PER_TOKEN, TOKENS_PER_WORKER, Returns, deal, plan
 from rollenv.inference.sessions import Request, Session
 
 NO_SLOT: Any = object()
@@ -54,3 +54,22 @@ def test_chunks_are_dealt_out_once_each_and_evenly(lengths: Any, n_workers: int)
         loads = [sum(costs[id(c)] for c in share) for share in shares]
         assert max(loads) - min(loads) <= max(costs.values())
         assert sum(loads) >= len(shares) * TOKENS_PER_WORKER * KEYS_PER_TOKEN
+
+
+def waits(returns: Returns, came_back: bool, asked: int) -> int:
+    """How often it was worth waiting, when what waiting brings is always the same."""
+    waited = 0
+    for _ in range(asked):
+        if returns.worth_waiting():
+            waited += 1
+            returns.note(came_back)
+    return waited
+
+
+def test_sessions_that_come_back_at_once_are_waited_for_and_others_soon_are_not() -> None:
+    returns = Returns()
+    assert waits(returns, True, 100) == 100
+    assert waits(returns, False, 100) < 30
+    assert waits(returns, False, 330) == 10
+    assert waits(returns, True, 40) >= 1
+    assert waits(returns, True, 100) == 100
