@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import importlib.resources
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Path, Query, Request, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from pydantic import BaseModel, ConfigDict, Field
@@ -240,6 +242,11 @@ def _routes(host: EnvHost) -> APIRouter:
         """What defines a task."""
         return {"id": task, "data": _tasks(host).get(task).data}
 
+    @router.get("/play", response_class=HTMLResponse)
+    async def play() -> HTMLResponse:
+        """A page to play by hand."""
+        return HTMLResponse(_play_page(), headers={"Content-Security-Policy": PAGE_POLICY})
+
     @router.websocket("/ws")
     async def ws(websocket: WebSocket, session: str | None = None, resume: bool = False) -> None:
         await _serve_socket(host, websocket, session, resume)
@@ -248,6 +255,13 @@ def _routes(host: EnvHost) -> APIRouter:
 
 
 Reply = dict[str, Any]
+PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+"""The page loads nothing, and talks to nobody else."""
+
+
+@functools.cache
+def _play_page() -> str:
+    return (importlib.resources.files("rollenv.server") / "play.html").read_text(encoding="utf-8")
 
 
 class _Failed(RollenvError):
