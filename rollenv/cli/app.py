@@ -20,6 +20,7 @@ from rollenv.cli.play import play
 from rollenv.cli.serve import serve
 from rollenv.cli.simulate import simulate
 from rollenv.cli.train import name_bare_resume, train
+from rollenv.cli.view import view
 from rollenv.errors import RollenvError
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.command()(play)
 app.command()(imitate)
 app.command()(simulate)
 app.command()(serve)
+app.command()(view)
 app.command()(envs)
 app.command()(export)
 app.add_typer(images, name="images")
