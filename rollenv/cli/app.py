@@ -17,6 +17,7 @@ from rollenv.cli.gc import gc
 from rollenv.cli.images import images
 from rollenv.cli.imitate import imitate
 from rollenv.cli.play import play
+from rollenv.cli.report import report
 from rollenv.cli.serve import serve
 from rollenv.cli.simulate import simulate
 from rollenv.cli.train import name_bare_resume, train
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(compare)
+app.command()(report)
 app.command()(audit)
 app.command()(play)
 app.command()(imitate)

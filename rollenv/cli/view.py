@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +53,8 @@ def _serve(library: Any, host: str, port: int) -> None:
         name = f"[{host}]" if ":" in host else host
         known = ["*"] if host in ("0.0.0.0", "::") else ["127.0.0.1", "localhost", "[::1]", name]
         print(f"viewer at http://{name}:{listening.getsockname()[1]}/  (Ctrl-C ends it)", flush=True)
-        make_server(library, known).run([listening])
+        with contextlib.suppress(KeyboardInterrupt):  # which is how a viewer ends
+            make_server(library, known).run([listening])
 
 
 def _export(library: Any, out: Path, episodes: int) -> None:

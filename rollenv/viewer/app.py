@@ -42,6 +42,7 @@ def make_app(library: Library, hosts: Sequence[str] = ("127.0.0.1", "localhost",
         await asyncio.to_thread(library.close)
 
     app = FastAPI(title="rollenv viewer", lifespan=life, docs_url=None, redoc_url=None)
+    app.state.stopping = lambda: False
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     app.add_exception_handler(Unknown, _unknown)
     app.include_router(_routes(library))
@@ -119,7 +120,7 @@ def _routes(library: Library) -> APIRouter:
 
 async def _follow(tail: MetricsTail, request: Request) -> AsyncIterator[str]:
     silent = 0.0
-    while not await request.is_disconnected():
+    while not request.app.state.stopping() and not await request.is_disconnected():
         anew, lines = await asyncio.to_thread(tail.new)
         if anew:
             yield "event: anew\ndata: {}\n\n"
@@ -134,6 +135,7 @@ async def _follow(tail: MetricsTail, request: Request) -> AsyncIterator[str]:
 
 def make_server(library: Library, hosts: Sequence[str]) -> uvicorn.Server:
     """A server of the viewer; told to stop, it lets go of the pages that follow a run."""
-    return uvicorn.Server(
-        uvicorn.Config(make_app(library, hosts), log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    )
+    app = make_app(library, hosts)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5))
+    app.state.stopping = lambda: server.should_exit
+    return server

@@ -10,6 +10,7 @@ from rollenv.viewer.index import SHOW, EpisodeIndex, Query
 from rollenv.viewer.library import Library
 
 POLL_SECONDS = 0.2
+LARGEST_GROUP = 10_000
 
 
 def gathered(
@@ -65,7 +66,7 @@ def _whole_groups(index: EpisodeIndex, order: str, limit: int) -> list[dict[str,
         return rows
     *rows, beyond = rows
     cut = [row for row in rows if _group(row) != _group(beyond)]
-    return cut or index.group(beyond["id"], len(rows) + limit)
+    return cut or index.group(beyond["id"], LARGEST_GROUP)
 
 
 def _group(row: dict[str, Any]) -> tuple[Any, ...]:

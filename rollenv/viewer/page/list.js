@@ -16,24 +16,40 @@ class EpisodeList {
   constructor(run, choose, filter) {
     Object.assign(this, { run, choose, filter, query: {}, pages: new Map(), total: 0, at: -1, id: null });
     this.inner = el("div");
-    this.scroller = el("div", { class: "scroll", id: "list", onscroll: () => this.draw() }, this.inner);
+    this.scroller = el("div", { class: "scroll", id: "list", onscroll: () => this.scrolled() }, this.inner);
     this.filters = el("div", { class: "filters" });
     this.status = el("div", { class: "count", id: "count" });
     this.element = el("section", { class: "side", "aria-label": "episodes" }, this.filters, this.scroller, this.status);
   }
 
-  /** Shows the filters, with `query` in them. */
+  /** Shows the episodes of a query. The chosen one stays chosen if it is on the first page of them, else the first one
+   * is; at the beginning the one that the address names is, wherever it may be. */
   async open(details, query, id) {
     this.id = id;
     this.details = details;
+    const begun = this.search === undefined;
     const changed = JSON.stringify(query) !== JSON.stringify(this.query);
+    if (!begun && !changed) return this.draw();
     this.query = query;
-    if (changed || !this.search) this.drawFilters();
-    if (changed) {
-      this.at = -1;
-      this.scroller.scrollTop = 0;
-    }
-    if (changed || !this.pages.size) await this.reload();
+    this.drawFilters();
+    this.at = -1;
+    this.scroller.scrollTop = 0;
+    await this.reload();
+    const first = this.pages.get(0) || [];
+    const gone = begun ? id === null : !first.some((row) => row.id === id);
+    if (this.query === query && gone && first.length) await this.pick(0);
+  }
+
+  /** Puts the list into `place`, where it stood when it was last there. */
+  show(place, beside) {
+    const top = this.top || 0;
+    show(place, el("div", { class: "split" }, this.element, beside));
+    this.scroller.scrollTop = top;
+  }
+
+  scrolled() {
+    if (!this.element.isConnected) return;
+    this.top = this.scroller.scrollTop;
     this.draw();
   }
 

@@ -94,6 +94,7 @@ function news(steps) {
 /** While there is more to read, or the run goes on, the list and the counts follow. */
 async function refresh() {
   const now = page, { list } = now;
+  if (!list.search) return;
   if (!(list.progress && list.progress.reading) && !now.fresh) return;
   now.fresh = false;
   try {
@@ -102,6 +103,7 @@ async function refresh() {
     list.details = now.details;
     list.drawFilters();
     await list.reload();
+    if (page === now && list.id === null && tab(words()) === "episodes") list.pick(0);
   } catch {
     now.fresh = true;  // the server is away for a moment: later
   }
@@ -119,11 +121,10 @@ async function drawTab(where) {
   } else if (chosen === "about") drawAbout();
   else if (where.view === "group" && id !== null) await drawGroup(main, page.run, id, (other) => go({ ...words(), view: "", id: other }));
   else {
-    if (!main.contains(page.list.element)) show(main, el("div", { class: "split" }, page.list.element, page.episode.element));
+    if (!main.contains(page.list.element)) page.list.show(main, page.episode.element);
     const query = Object.fromEntries(QUERY.filter((name) => known(where[name])).map((name) => [name, where[name]]));
     await Promise.all([page.list.open(page.details, query, id), id === null ? null : page.episode.open(id)]);
     if (!page.details.counts.all && !page.details.progress.reading) page.episode.blank(nothing());
-    else if (id === null && page.list.total && page.list.row(0)) page.list.pick(0);
   }
 }
 
