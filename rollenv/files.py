@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
@@ -148,3 +149,19 @@ def _put_in_place(folder: Path, path: Path) -> None:
         os.replace(aside, path)
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def cache_folder(name: str) -> Path:
+    """`name` in `$ROLLENV_CACHE` or `~/.cache/rollenv`, for what can be made again; a folder of this process where none
+    can be made."""
+    root = Path(os.environ.get("ROLLENV_CACHE") or Path("~/.cache/rollenv").expanduser()) / name
+    with contextlib.suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)
+        if os.access(root, os.W_OK):
+            return root
+    return Path(_own_folder(name).name)
+
+
+@functools.cache
+def _own_folder(name: str) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix=f"rollenv-{name}-")

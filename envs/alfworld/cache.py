@@ -18,23 +18,12 @@ from typing import IO
 from rollenv.envs.alfworld.compiler import compile_game, dialect_of, grammar_key, read_game_file, split_task
 from rollenv.envs.alfworld.dialect import Dialect
 from rollenv.envs.alfworld.game import Game, from_bytes, to_bytes
+from rollenv.files import cache_folder
 
 
 def cache_root() -> Path:
-    """`alfworld` in `$ROLLENV_CACHE` or `~/.cache/rollenv`; a folder of this process where none can be made."""
-    root = Path(os.environ.get("ROLLENV_CACHE") or Path("~/.cache/rollenv").expanduser()) / "alfworld"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        if os.access(root, os.W_OK):
-            return root
-    except OSError:
-        pass
-    return Path(_own_folder().name)
-
-
-@functools.cache
-def _own_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="rollenv-alfworld-")
+    """Where all of it lies."""
+    return cache_folder("alfworld")
 
 
 def compiled(sha256: str, read: Callable[[], bytes], name: str) -> tuple[Game, Dialect]:

@@ -18,9 +18,11 @@ from rollenv.cli.gc import gc
 from rollenv.cli.images import images
 from rollenv.cli.imitate import imitate
 from rollenv.cli.play import play
+from rollenv.cli.report import report
 from rollenv.cli.serve import serve
 from rollenv.cli.simulate import simulate
 from rollenv.cli.train import name_bare_resume, train
+from rollenv.cli.view import view
 from rollenv.errors import RollenvError
 
 app = typer.Typer(
@@ -33,12 +35,14 @@ app = typer.Typer(
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(compare)
+app.command()(report)
 app.command()(audit)
 app.command()(play)
 app.command()(imitate)
 app.command()(simulate)
 app.command()(serve)
 app.command()(gateway)
+app.command()(view)
 app.command()(envs)
 app.command()(export)
 app.add_typer(images, name="images")

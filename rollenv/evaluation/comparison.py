@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,14 +58,20 @@ class Comparison:
     p_value: float
 
     @property
+    def winner(self) -> Literal["A", "B"] | None:
+        """Who is better. A difference is called one when both the interval and the test say so."""
+        if not (self.success.clear and self.p_value < LEVEL):
+            return None
+        return "B" if self.success.difference > 0 else "A"
+
+    @property
     def verdict(self) -> str:
-        """In words. A difference is called one when both the interval and the test say so."""
+        """In words."""
         found, (low, high) = self.success, self.success.ci95
         points = f"95% CI {100 * low:+.1f} to {100 * high:+.1f}"
-        if found.clear and self.p_value < LEVEL:
-            better = "B" if found.difference > 0 else "A"
+        if self.winner is not None:
             size = abs(100 * found.difference)
-            return f"{better} is better by {size:.1f} points of success (B - A: {points}; p = {self.p_value:.2g})"
+            return f"{self.winner} is better by {size:.1f} points of success (B - A: {points}; p = {self.p_value:.2g})"
         return (
             f"no difference found over {self.tasks} tasks (B - A: {100 * found.difference:+.1f} points of success, "
             f"{points}; p = {self.p_value:.2g})"
