@@ -101,8 +101,9 @@ class _Axis:
 
     def __init__(self, values: Sequence[float], start: float, end: float, room: float = 0.0) -> None:
         low, high = min(values), max(values)
-        if low == high:
-            half = (abs(low) or 1.0) / 2
+        size = max(abs(low), abs(high))
+        if size < 1e-290 or high - low <= 1e-9 * size:  # as good as one value
+            half = size / 2 if size >= 1e-290 else 0.5
             low, high = low - half, high + half
         more = room * (high - low)
         self.low, self.high, self._start, self._end = low - more, high + more, start, end
