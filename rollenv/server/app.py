@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import parse_qs
@@ -324,13 +325,13 @@ def _tasks(host: EnvHost) -> rollenv.TaskSet:
 
 
 def _metadata(host: EnvHost) -> Reply:
-    low, high = host.example.reward_range
+    bounds = host.example.reward_range
     return {
         "name": host.spec.name,
         "id": host.spec.id,
         "description": host.spec.description or host.spec.id,
         "version": str(host.spec.version),
-        "reward_range": [low, high],
+        "reward_range": [bound if math.isfinite(bound) else None for bound in bounds],  # JSON knows no infinity
         "free_text": host.example.free_text,
         "max_turns": host.spec.max_turns,
         "eval_split": host.spec.eval_split,
