@@ -13,3 +13,9 @@ def register() -> None:
         max_turns=500,
         description="Any gymnasium environment with text or discrete actions (env_id=NAME).",
     )
+    add(
+        "GEM-v1",
+        "rollenv.envs.adapters.gem_env:GemEnv",
+        max_turns=100,
+        description="Any environment of gem-llm (env_id=game:GuessTheNumber-v0-hard); needs the extra [gem].",
+    )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -248,6 +249,15 @@ def called(what: str, path: str) -> Callable[..., Any]:
     if not callable(found):
         raise RollenvError(f"{what}: '{path}' is a {type(found).__name__}; give module:function")
     return found  # type: ignore[no-any-return]
+
+
+def checked_range(library: str, given: Sequence[float] | None) -> tuple[float, float]:
+    """The argument `reward_range` as `TextEnv` has it; without it there is no bound. Raises RollenvError otherwise."""
+    if given is None:
+        return (-math.inf, math.inf)
+    if len(given) != 2 or not given[0] <= given[1]:
+        raise RollenvError(f"{library}: reward_range must be [lowest, highest], not {list(given)}")
+    return (float(given[0]), float(given[1]))
 
 
 _NOTHING = object()

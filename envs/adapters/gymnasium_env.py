@@ -6,14 +6,13 @@ comes from the episode's seed: samples of one task begin alike and go on by chan
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 
-from rollenv.envs.adapters.foreign import ForeignEnv, Seen, called, plain, seed_of_task
+from rollenv.envs.adapters.foreign import ForeignEnv, Seen, called, checked_range, plain, seed_of_task
 from rollenv.envs.adapters.spaces import actions_of, described, uncoloured
 from rollenv.errors import RollenvError, did_you_mean
 
@@ -76,7 +75,7 @@ class GymnasiumEnv(ForeignEnv):
         self._observe = _checked_observe(observe)
         self._describe = called("describe", describe) if isinstance(describe, str) else describe
         self._solved = _checked_success(success)
-        self.reward_range = _checked_range(reward_range)  # type: ignore[misc]
+        self.reward_range = checked_range(self.library, reward_range)  # type: ignore[misc]
         self._return, self._mask = 0.0, None
         self._open()
         self.free_text = self._actions.free  # type: ignore[misc]
@@ -214,11 +213,3 @@ def _checked_success(success: Any) -> Any:
     if isinstance(success, bool) or not isinstance(success, int | float):
         raise RollenvError(f"gymnasium: success must be a return to reach or 'terminated', not {success!r}")
     return float(success)
-
-
-def _checked_range(given: Sequence[float] | None) -> tuple[float, float]:
-    if given is None:
-        return (-math.inf, math.inf)
-    if len(given) != 2 or not given[0] <= given[1]:
-        raise RollenvError(f"gymnasium: reward_range must be [lowest, highest], not {list(given)}")
-    return (float(given[0]), float(given[1]))
