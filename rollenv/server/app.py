@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import rollenv
 from rollenv.errors import RollenvError
 from rollenv.server import wire
+from rollenv.server.facades import agentgym_routes, nemo_gym_routes
 from rollenv.server.host import EnvHost
 from rollenv.server.mcp import mcp_routes
 from rollenv.server.sessions import ServerFull, Session, SessionError
@@ -89,9 +90,11 @@ def make_app(hosts: Mapping[str, EnvHost], token: str | None = None) -> FastAPI:
     app.add_middleware(_Gate, token=token, limit=limit)
     app.include_router(_common(hosts))
     first = next(iter(hosts))
+    makers = (_routes, mcp_routes, agentgym_routes, nemo_gym_routes)
+    routes = {name: [make_routes(host) for make_routes in makers] for name, host in hosts.items()}
     for prefix, name in [("", first), *((f"/{name}", name) for name in hosts)]:
-        for routes in (_routes(hosts[name]), mcp_routes(hosts[name])):
-            app.include_router(routes, prefix=prefix, tags=[name])
+        for router in routes[name]:
+            app.include_router(router, prefix=prefix, tags=[name])
     return app
 
 
@@ -287,7 +290,7 @@ def _routes(host: EnvHost) -> APIRouter:
     @router.get("/tasks")
     async def tasks() -> Reply:
         """The splits: every task id, in order."""
-        found = _tasks(host)
+        found = host.tasks()
         return {
             "name": found.name,
             "facts": found.facts,
@@ -297,7 +300,7 @@ def _routes(host: EnvHost) -> APIRouter:
     @router.get("/tasks/{task:path}")
     async def task(task: Annotated[str, Path(max_length=1024)]) -> Reply:
         """What defines a task."""
-        return {"id": task, "data": _tasks(host).get(task).data}
+        return {"id": task, "data": host.tasks().get(task).data}
 
     @router.websocket("/ws")
     async def ws(websocket: WebSocket, session: str | None = None, resume: bool = False) -> None:
@@ -315,13 +318,6 @@ class _Failed(RollenvError):
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply["data"]["message"])
         self.reply = reply
-
-
-def _tasks(host: EnvHost) -> rollenv.TaskSet:
-    try:
-        return host.example.tasks
-    except AttributeError as error:
-        raise SessionError("SESSION_ERROR", f"{host.spec.id} has no task set") from error
 
 
 def _metadata(host: EnvHost) -> Reply:
