@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import importlib.resources
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import rollenv
 from rollenv.errors import RollenvError
 from rollenv.server import wire
+from rollenv.server.facades import agentgym_routes, nemo_gym_routes
 from rollenv.server.gate import Gate
 from rollenv.server.host import EnvHost
 from rollenv.server.mcp import mcp_routes
@@ -89,9 +91,11 @@ def make_app(hosts: Mapping[str, EnvHost], token: str | None = None) -> FastAPI:
     app.add_middleware(Gate, token=token, limit=limit, refuse=_error)
     app.include_router(_common(hosts))
     first = next(iter(hosts))
+    makers = (_routes, mcp_routes, agentgym_routes, nemo_gym_routes)
+    routes = {name: [make_routes(host) for make_routes in makers] for name, host in hosts.items()}
     for prefix, name in [("", first), *((f"/{name}", name) for name in hosts)]:
-        for routes in (_routes(hosts[name]), mcp_routes(hosts[name])):
-            app.include_router(routes, prefix=prefix, tags=[name])
+        for router in routes[name]:
+            app.include_router(router, prefix=prefix, tags=[name])
     return app
 
 
@@ -230,7 +234,7 @@ def _routes(host: EnvHost) -> APIRouter:
     @router.get("/tasks")
     async def tasks() -> Reply:
         """The splits: every task id, in order."""
-        found = _tasks(host)
+        found = host.tasks()
         return {
             "name": found.name,
             "facts": found.facts,
@@ -240,7 +244,7 @@ def _routes(host: EnvHost) -> APIRouter:
     @router.get("/tasks/{task:path}")
     async def task(task: Annotated[str, Path(max_length=1024)]) -> Reply:
         """What defines a task."""
-        return {"id": task, "data": _tasks(host).get(task).data}
+        return {"id": task, "data": host.tasks().get(task).data}
 
     @router.get("/play", response_class=HTMLResponse)
     async def play() -> HTMLResponse:
@@ -272,21 +276,14 @@ class _Failed(RollenvError):
         self.reply = reply
 
 
-def _tasks(host: EnvHost) -> rollenv.TaskSet:
-    try:
-        return host.example.tasks
-    except AttributeError as error:
-        raise SessionError("SESSION_ERROR", f"{host.spec.id} has no task set") from error
-
-
 def _metadata(host: EnvHost) -> Reply:
-    low, high = host.example.reward_range
+    bounds = host.example.reward_range
     return {
         "name": host.spec.name,
         "id": host.spec.id,
         "description": host.spec.description or host.spec.id,
         "version": str(host.spec.version),
-        "reward_range": [low, high],
+        "reward_range": [bound if math.isfinite(bound) else None for bound in bounds],  # JSON knows no infinity
         "free_text": host.example.free_text,
         "max_turns": host.spec.max_turns,
         "eval_split": host.spec.eval_split,

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import math
 import os
 import secrets
 import threading
@@ -107,7 +108,8 @@ class RemoteEnv(TextEnv):
         self._url, self._token = url.rstrip("/"), token
         self._facts = facts_of(self._url, token)
         low, high = self._facts.metadata["reward_range"]
-        self.reward_range = (float(low), float(high))  # type: ignore[misc]
+        bounds = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
+        self.reward_range = bounds  # type: ignore[misc]
         self.free_text = bool(self._facts.metadata["free_text"])  # type: ignore[misc]
         self._line: _Line | None = None
         self._snapshot: str | None = None  # to begin from

@@ -14,6 +14,7 @@ from rollenv.core import TextEnv
 from rollenv.registration import EnvSpec, make
 from rollenv.server import wire
 from rollenv.server.sessions import Session, SessionError, SessionTable
+from rollenv.tasks import TaskSet
 
 T = TypeVar("T")
 
@@ -72,6 +73,13 @@ class EnvHost:
         self.requests = 0
         self.failures = 0
         self.example = make(spec, **self._arguments)  # loads what all share, and answers for all
+
+    def tasks(self) -> TaskSet:
+        """The environment's tasks. Raises SessionError when it has none."""
+        try:
+            return self.example.tasks
+        except AttributeError as error:
+            raise SessionError("SESSION_ERROR", f"{self.spec.id} has no task set") from error
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
