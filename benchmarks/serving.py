@@ -1,0 +1,150 @@
+"""An environment server under load: steps per second and latency by WebSocket, and what idle sessions cost.
+
+A server process on one core, as many clients as sessions in this process on the others, all of them WebShop episodes of
+random clicks with a search at their beginning. Printed: steps per second of the whole server, the median and the 99th
+percentile of a step's latency as clients see it, and the server's memory per idle session. With OpenEnv's own package
+installed (`pip install openenv-core`), its server hosts the same environment on the same core, and the ratio of both is
+printed.
+
+Usage: python benchmarks/serving.py [--sessions 500] [--idle 5000] [--seconds 10] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from websockets.asyncio.client import ClientConnection, connect
+
+PYTHON = [sys.executable, "-c"]
+SERVE = [*PYTHON, "import sys; from rollenv.cli import main; sys.exit(main())", "serve", "--env", "webshop"]
+HERE = str(Path(__file__).parent)
+OPENENV = [*PYTHON, f"import sys; sys.path.insert(0, {HERE!r}); import openenv_webshop; openenv_webshop.serve()"]
+AT_ONCE = 64
+"""Connections that are opened at the same time."""
+
+
+@contextlib.contextmanager
+def server(command: list[str], core: int) -> Iterator[tuple[str, psutil.Process]]:
+    """Its WebSocket address and its process, which has one core to itself."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    os.sched_setaffinity(process.pid, {core})
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1].replace("http", "ws", 1)
+        yield f"{address}/ws", psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def said(socket: ClientConnection, kind: str, **data: Any) -> dict[str, Any]:
+    """A request and its answer."""
+    await socket.send(json.dumps({"type": kind, "data": data}))
+    answer: dict[str, Any] = json.loads(await socket.recv())
+    if answer["type"] == "error":
+        raise RuntimeError(answer["data"]["message"])
+    return answer["data"]
+
+
+async def opened(address: str, n: int) -> list[ClientConnection]:
+    """So many connections, each with an episode begun."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(seed: int) -> ClientConnection:
+        async with places:
+            socket = await connect(address, compression=None, ping_interval=None, open_timeout=60)
+            await said(socket, "reset", seed=seed)
+            return socket
+
+    return list(await asyncio.gather(*map(one, range(n))))
+
+
+async def closed(sockets: list[ClientConnection]) -> None:
+    await asyncio.gather(*(socket.close() for socket in sockets), return_exceptions=True)
+
+
+async def played(socket: ClientConnection, seed: int, until: float, latencies: list[float]) -> None:
+    """Episodes of a search and of random clicks."""
+    draw = random.Random(seed)
+    action = "search[wool hat]"
+    while (began := time.perf_counter()) < until:
+        seen = (await said(socket, "step", action=action))["observation"]
+        latencies.append(time.perf_counter() - began)
+        info, over = seen.get("info") or {}, seen.get("terminated") or seen.get("truncated")
+        choices = info.get("admissible_actions") or []
+        if over or not choices or len(latencies) % 20 == 0:
+            await said(socket, "reset", seed=draw.randrange(10**6))
+            action = "search[wool hat]"
+        else:
+            action = draw.choice(choices)
+
+
+async def load(address: str, sessions: int, seconds: float) -> dict[str, float]:
+    """What so many clients get out of a server in that time."""
+    sockets = await opened(address, sessions)
+    latencies: list[float] = []
+    began = time.perf_counter()
+    until = began + seconds
+    await asyncio.gather(*(played(socket, i, until, latencies) for i, socket in enumerate(sockets)))
+    took = time.perf_counter() - began
+    await closed(sockets)
+    cuts = statistics.quantiles(latencies, n=100)
+    return {"steps_per_second": len(latencies) / took, "p50_ms": 1e3 * cuts[49], "p99_ms": 1e3 * cuts[98]}
+
+
+async def idle(address: str, process: psutil.Process, n: int) -> float:
+    """MiB that so many sessions, each at the beginning of an episode, take in the server."""
+    before = process.memory_info().rss
+    sockets = await opened(address, n)
+    taken = (process.memory_info().rss - before) / 2**20
+    await closed(sockets)
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=500)
+    parser.add_argument("--idle", type=int, default=5000)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    first, *others = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, others or [first])
+    places = max(options.sessions, options.idle) + 10
+    with server([*SERVE, "--port", "0", "--sessions", str(places)], first) as (address, process):
+        figures = asyncio.run(load(address, options.sessions, options.seconds))
+        figures["idle_mib"] = asyncio.run(idle(address, process, options.idle))
+    print(f"{options.sessions} sessions: {figures['steps_per_second']:,.0f} steps/s (goal 2,000)")
+    print(f"  a step: median {figures['p50_ms']:.1f} ms, 99% within {figures['p99_ms']:.1f} ms (goal 50)")
+    print(f"{options.idle} idle sessions: {figures['idle_mib']:.0f} MiB (goal 500)")
+    if importlib.util.find_spec("openenv") is None:
+        print("OpenEnv's own server is left out: pip install openenv-core")
+    else:
+        with server(OPENENV, first) as (address, _):
+            theirs = asyncio.run(load(address, options.sessions, options.seconds))
+        ratio = figures["steps_per_second"] / theirs["steps_per_second"]
+        figures |= {f"openenv_{key}": value for key, value in theirs.items()} | {"against_openenv": ratio}
+        print(f"OpenEnv's server: {theirs['steps_per_second']:,.0f} steps/s, 99% within {theirs['p99_ms']:.1f} ms")
+        print(f"against it: {ratio:.1f} times the steps per second (goal 5)")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
