@@ -269,7 +269,7 @@ class EpisodeIndex:
         files = {file.relative_to(self._run.folder).as_posix(): file for file in self._run.files()}
         stamps = {name: stamp for name, file in files.items() if (stamp := _stamp(file))}
         with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as database:
-            database.execute("PRAGMA synchronous = OFF")
+            database.execute("PRAGMA synchronous = NORMAL")
             known = dict(database.execute("SELECT path, stamp FROM files"))
             for name in known:
                 if known[name] != stamps.get(name):
@@ -337,7 +337,7 @@ def _prepare(path: Path) -> Path:
         if version not in (0, VERSION):
             raise sqlite3.DatabaseError("of another version")
         if version == 0:
-            database.execute("PRAGMA synchronous = OFF")  # it can be made again
+            database.execute("PRAGMA synchronous = NORMAL")
             database.execute("PRAGMA journal_mode = WAL")
             database.executescript(f"{_TABLES} PRAGMA user_version = {VERSION};")
         for table in ("files", "tasks", "episodes"):

@@ -72,6 +72,7 @@ class Library:
         """What a run says of itself, at length. Raises Unknown."""
         run, index = self.run(name), self.index(name)
         _first(lambda: index.rows(Query(), 0, 1), index)
+        index.wait(0.05)  # a few new episodes are read at once
         return describe(run) | {
             "folder": str(run.folder),
             "summary": run.summary(),
