@@ -111,7 +111,7 @@ def _routes(library: Library) -> APIRouter:
     @router.get("/api/events")
     async def events(run: Run, request: Request) -> Response:
         """The figures of its steps, those to come too, as server-sent events: `anew` (forget what you had) and
-        `figures`, a list of steps."""
+        `figures`, a list of steps, at first even if there are none."""
         tail = MetricsTail(library.run(run).folder)
         return StreamingResponse(_follow(tail, request), media_type="text/event-stream")
 
@@ -119,12 +119,13 @@ def _routes(library: Library) -> APIRouter:
 
 
 async def _follow(tail: MetricsTail, request: Request) -> AsyncIterator[str]:
-    silent = 0.0
+    begun, silent = False, 0.0
     while not request.app.state.stopping() and not await request.is_disconnected():
         anew, lines = await asyncio.to_thread(tail.new)
         if anew:
             yield "event: anew\ndata: {}\n\n"
-        if lines:
+        if lines or not begun:
+            begun = True
             yield f"event: figures\ndata: {as_json(lines)}\n\n"
         silent = 0.0 if lines else silent + FOLLOW_SECONDS
         if silent >= SILENCE_SECONDS:

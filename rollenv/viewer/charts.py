@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 340, 150, 48, 18, 8, 8
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 340, 150, 48, 18, 8, 14
 POINTS = 300
 """Of a curve; longer ones are drawn as the means of so many pieces."""
 _BARS = "▁▂▃▄▅▆▇█"
@@ -37,9 +37,9 @@ def svg(chart: Chart, colours: Sequence[int]) -> str:
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">']
     for tick in ticks(y.low, y.high):
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        parts.append(f'<text x="{LEFT - 5}" y="{y(tick) + 3:.1f}" text-anchor="end">{tick:.4g}</text>')
+        parts.append(f'<text x="{LEFT - 5}" y="{y(tick) + 3:.1f}" text-anchor="end">{number(tick)}</text>')
     parts += [
-        f'<text x="{x(tick):.1f}" y="{HEIGHT - 4}" text-anchor="middle">{int(tick)}</text>'
+        f'<text x="{x(tick):.1f}" y="{HEIGHT - 4}" text-anchor="middle">{number(tick)}</text>'
         for tick in ticks(x.low, x.high, 5)
         if tick == int(tick)
     ]
@@ -94,6 +94,15 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     step = next(n for n in (1, 2, 5, 10) if n * size >= raw) * size
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{n * step:.12g}") for n in range(first, last + 1)]
+
+
+def number(value: float) -> str:
+    """A figure with four digits that tell.
+
+    >>> number(12345.0), number(0.123456), number(2e-13)
+    ('12,345', '0.1235', '2e-13')
+    """
+    return f"{round(value):,}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 class _Axis:

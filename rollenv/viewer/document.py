@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from rollenv.viewer.charts import Chart, interval_svg, sparkline, svg
+from rollenv.viewer.charts import Chart, interval_svg, number, sparkline, svg
 
 COLOURS = 8
 """Of curves; the next ones begin again."""
@@ -97,10 +97,8 @@ def _html_table(table: Table) -> str:
     numeric = [name.endswith("#") for name in table.head]
 
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(
-            f"<{tag}{' class=number' if right else ''}>{cell}</{tag}>"
-            for cell, right in zip(cells, numeric, strict=True)
-        )
+        parts = zip(cells, numeric, strict=True)
+        return "<tr>" + "".join(f"<{tag}{' class=number' if right else ''}>{cell}</{tag}>" for cell, right in parts)
 
     head = line([html.escape(name.removesuffix("#")) for name in table.head], "th")
     rows = [line([_html_cell(cell) for cell in row], "td") for row in table.rows]
@@ -109,7 +107,7 @@ def _html_table(table: Table) -> str:
 
 def _html_cell(cell: str | Share) -> str:
     if isinstance(cell, Share) and cell.value is not None:
-        return f"{interval_svg(cell.value, cell.ci95)} {cell}"
+        return f"<span class=share>{interval_svg(cell.value, cell.ci95)} {cell}</span>"
     return html.escape(str(cell))
 
 
@@ -163,7 +161,7 @@ def _markdown_table(table: Table) -> str:
 
 def _curve(name: str, points: Sequence[tuple[float, float]]) -> list[str]:
     values = [value for _, value in points]
-    return [name, sparkline(values), *(f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values)))]
+    return [name, sparkline(values), *(number(value) for value in (values[0], values[-1], min(values), max(values)))]
 
 
 def plain(text: str) -> str:

@@ -39,6 +39,7 @@ CREATE TABLE episodes (
 );
 CREATE INDEX of_group ON episodes (step, grp);
 CREATE INDEX of_file ON episodes (file);
+CREATE INDEX of_outcome ON episodes (stop, success, invalid);
 """
 _COLUMNS = (
     "id, file, start, length, timing, timing_length, task, step, trained, grp, sample, attempt, turns, stop, failure, "
@@ -94,7 +95,8 @@ class Query:
         conditions, values = [SHOW[self.show]], list[Any]()
         for word in self.text.split():
             pattern = "%" + word.translate({ord(sign): f"\\{sign}" for sign in "%_\\"}) + "%"
-            conditions.append("(t.task LIKE ? ESCAPE '\\' OR t.about LIKE ? ESCAPE '\\')")
+            said = "task LIKE ? ESCAPE '\\' OR about LIKE ? ESCAPE '\\'"
+            conditions.append(f"e.task IN (SELECT id FROM tasks WHERE {said})")  # once a task, not once an episode
             values += [pattern, pattern]
         if self.step is not None:
             conditions.append("e.step = ?")
@@ -181,9 +183,8 @@ class EpisodeIndex:
     def count(self, query: Query) -> int:
         """How many episodes there are."""
         where, values = query.where()
-        tasks = "JOIN tasks t ON t.id = e.task" if query.text else ""
         with self._reading() as database:
-            (n,) = database.execute(f"SELECT count(*) FROM episodes e {tasks} WHERE {where}", values).fetchone()
+            (n,) = database.execute(f"SELECT count(*) FROM episodes e WHERE {where}", values).fetchone()
         return int(n)
 
     def rows(self, query: Query, offset: int, limit: int) -> list[dict[str, Any]]:
@@ -268,6 +269,7 @@ class EpisodeIndex:
         files = {file.relative_to(self._run.folder).as_posix(): file for file in self._run.files()}
         stamps = {name: stamp for name, file in files.items() if (stamp := _stamp(file))}
         with contextlib.closing(sqlite3.connect(self._path, timeout=30)) as database:
+            database.execute("PRAGMA synchronous = NORMAL")
             known = dict(database.execute("SELECT path, stamp FROM files"))
             for name in known:
                 if known[name] != stamps.get(name):
@@ -335,6 +337,7 @@ def _prepare(path: Path) -> Path:
         if version not in (0, VERSION):
             raise sqlite3.DatabaseError("of another version")
         if version == 0:
+            database.execute("PRAGMA synchronous = NORMAL")
             database.execute("PRAGMA journal_mode = WAL")
             database.executescript(f"{_TABLES} PRAGMA user_version = {VERSION};")
         for table in ("files", "tasks", "episodes"):

@@ -71,7 +71,8 @@ class Library:
     def details(self, name: str) -> dict[str, Any]:
         """What a run says of itself, at length. Raises Unknown."""
         run, index = self.run(name), self.index(name)
-        index.wait(PATIENCE)
+        _first(lambda: index.rows(Query(), 0, 1), index)
+        index.wait(0.05)  # a few new episodes are read at once
         return describe(run) | {
             "folder": str(run.folder),
             "summary": run.summary(),

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import uvicorn
+
 from rollenv.registration import spec
 from rollenv.server.host import EnvHost, Limits
 from rollenv.server.serve import listen, make_server
@@ -20,13 +22,20 @@ def served(
     """Serves environments; gives the address and the hosts."""
     hosts = {spec(name).name: EnvHost(spec(name), arguments or {}, Limits(**limits)) for name in names}
     server = make_server(hosts, token, drain_seconds=0.0)
+    with running(server) as address:
+        yield address, hosts
+
+
+@contextlib.contextmanager
+def running(server: uvicorn.Server) -> Iterator[str]:
+    """Runs a server on a thread; gives its address."""
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}", hosts
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(20)

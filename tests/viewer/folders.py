@@ -1,17 +1,21 @@
-"""Folders as runs leave them, made of any episodes, for tests."""
+"""Folders as runs leave them, made of any episodes, and the viewer that shows them, for tests."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+from server.serving import running
 
 from rollenv.evaluation.export import keep
 from rollenv.evaluation.records import write_episodes
 from rollenv.trajectory import Failure, StopReason, Trajectory, Turn
+from rollenv.viewer.app import make_server
+from rollenv.viewer.library import Library
 
 TEXT = st.text(max_size=12)  # half surrogate pairs too: models write what they like
 NUMBERS = st.floats(-1e6, 1e6)
@@ -81,3 +85,10 @@ def episode(
         played[-1].reward = reward
     facts = {"stop": StopReason.TERMINATED, "success": success} | facts
     return Trajectory("Shop-v0", f"task-{group}", number, group, number % samples, turns=played, **facts)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The viewer at an address of its own."""
+    with running(make_server(Library(folder), ["127.0.0.1"])) as address:
+        yield address

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,29 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.testclient import TestClient
-from viewer.folders import episode, evaluation, training
+from viewer.folders import episode, evaluation, served, training
 
 from rollenv.files import write_atomically
-from rollenv.server.serve import listen
 from rollenv.trajectory import Failure, StopReason
-from rollenv.viewer.app import make_app, make_server
+from rollenv.viewer.app import make_app
 from rollenv.viewer.library import Library
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The viewer at an address of its own."""
-    server = make_server(Library(folder), ["127.0.0.1"])
-    with listen("127.0.0.1", 0) as listening:
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(20)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -10,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from viewer.folders import episode, evaluation, training
-from viewer.test_app import served
+from viewer.folders import episode, evaluation, served, training
 
 from rollenv.trajectory import Failure, StopReason, Trajectory, Turn
 from rollenv.viewer.export import gathered
@@ -49,11 +49,19 @@ def tab(browser: Any) -> Iterator[Any]:
     assert said == []
 
 
+@contextlib.contextmanager
+def shown(tab: Any, folder: Path) -> Iterator[str]:
+    """Serves a folder until the page has been left, so that it never asks a server that has ended."""
+    with served(folder) as address:
+        yield address
+        tab.goto("about:blank")
+
+
 def test_episodes_are_walked_through_by_keys_filtered_and_compared(tab: Any, tmp_path: Path) -> None:
     failed = {"stop": StopReason.FAILED, "success": None, "failure": Failure("env", "timeout", "no answer", 1)}
     played = [*(episode(i, turns=3, reward=i / 8, success=i > 6, samples=4) for i in range(8)), episode(8, **failed)]
     evaluation(tmp_path, played, model=str(SEED_POLICY))
-    with served(tmp_path) as address:
+    with shown(tab, tmp_path) as address:
         tab.goto(address)
         chosen, headline = tab.locator(".item.chosen"), tab.locator("#episode h1")
         expect(headline).to_have_text("task-0")
@@ -94,7 +102,7 @@ def test_episodes_are_walked_through_by_keys_filtered_and_compared(tab: Any, tmp
 
 def test_a_long_list_has_few_elements_and_shows_its_end(tab: Any, tmp_path: Path) -> None:
     evaluation(tmp_path, [episode(i, turns=1) for i in range(3000)])
-    with served(tmp_path) as address:
+    with shown(tab, tmp_path) as address:
         tab.goto(address)
         expect(tab.locator("#count")).to_have_text("3,000 episodes")
         tab.locator("#list").evaluate("list => list.scrollTop = list.scrollHeight")
@@ -107,7 +115,7 @@ def test_curves_grow_while_the_run_trains_and_its_episodes_appear(tab: Any, tmp_
         return [{"step": n, "success": n / 10, "loss": 1 / (n + 1), "tokens_per_second": 1000.0} for n in steps]
 
     training(tmp_path, {1: [episode(0)]}, *lines(0, 1))
-    with served(tmp_path) as address:
+    with shown(tab, tmp_path) as address:
         tab.goto(f"{address}#run=.&tab=curves")
         success = tab.locator(".chart", has_text="success").locator(".value")
         expect(success).to_contain_text("0.1")
@@ -122,7 +130,6 @@ def test_curves_grow_while_the_run_trains_and_its_episodes_appear(tab: Any, tmp_
         expect(tab.locator(".live")).to_have_text("step 2 of 9")
         tab.keyboard.press("e")
         expect(tab.locator("#count")).to_have_text("3 episodes")
-        tab.goto("about:blank")  # before the server ends
 
 
 NASTY = [
@@ -151,7 +158,7 @@ def test_what_episodes_say_is_shown_and_never_carried_out(exported: bool, tab: A
     folder = tmp_path / "<b onclick=window.hacked=6>run"
     evaluation(folder, hostile(), env=NASTY[0], agent=NASTY[1], model=NASTY[2], note=NASTY[4])
     evaluation(tmp_path / "other", hostile())
-    with served(tmp_path) as address:
+    with shown(tab, tmp_path) as address:
         if exported:
             library = Library(tmp_path)
             (tmp_path / "page.html").write_text(the_page(gathered(library, 100)))

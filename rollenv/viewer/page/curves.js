@@ -8,7 +8,7 @@ const CHARTS = [
   ["failed, retried, cancelled", ["failed", "retried", "cancelled"]], ["wasted tokens", ["wasted_tokens"]], ["learning rate", ["lr"]],
   ["value function", ["value_loss", "value_explained"]],
 ];
-const W = 340, H = 130, LEFT = 46, BOTTOM = 16, TOP = 6;
+const W = 340, H = 130, LEFT = 46, RIGHT = 12, BOTTOM = 16, TOP = 6;
 const curves = { smooth: false, text: "" };
 
 class Curves {
@@ -26,7 +26,8 @@ class Curves {
 
   draw(steps) {
     this.steps = steps;
-    if (!steps || !steps.length) {
+    if (steps === null) return;  // nobody has said anything yet
+    if (!steps.length) {
       show(this.main, el("p", { class: "dim" }, "There are no figures yet: they appear here after the first step."));
       return;
     }
@@ -58,12 +59,12 @@ class Curves {
   chart(title, names) {
     const lines = names.map((name) => this.steps.filter((step) => typeof step[name] === "number").map((step) => [step.step || 0, step[name], step]));
     const points = lines.flat();
-    const x = scale(points.map(([at]) => at), LEFT, W - 6), y = scale(points.map(([, value]) => value), H - BOTTOM, TOP, 0.05);
+    const x = scale(points.map(([at]) => at), LEFT, W - RIGHT), y = scale(points.map(([, value]) => value), H - BOTTOM, TOP, 0.05);
     const value = el("span", { class: "value" });
     const cross = svg("line", { class: "cross", y1: TOP, y2: H - BOTTOM, visibility: "hidden" });
     const picture = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title },
-      ticks(y.low, y.high).map((tick) => [svg("line", { class: "grid", x1: LEFT, x2: W - 6, y1: y(tick), y2: y(tick) }),
-        svg("text", { x: LEFT - 5, y: y(tick) + 3, "text-anchor": "end" }, Math.abs(tick) < 0.0001 || Math.abs(tick) >= 1e6 ? tick.toExponential(0) : figure(tick))]),
+      ticks(y.low, y.high).map((tick) => [svg("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: y(tick), y2: y(tick) }),
+        svg("text", { x: LEFT - 5, y: y(tick) + 3, "text-anchor": "end" }, tick && (Math.abs(tick) < 0.0001 || Math.abs(tick) >= 1e6) ? tick.toExponential(0) : figure(tick))]),
       ticks(x.low, x.high, 5).filter(Number.isInteger).map((tick) => svg("text", { x: x(tick), y: H - 3, "text-anchor": "middle" }, whole(tick))),
       lines.map((line, n) => curve(line, n, x, y, names[n].startsWith("eval_"))), cross);
     const chart = { names, lines, value, cross, x };
