@@ -16,6 +16,7 @@ from rollenv.cli.export import export
 from rollenv.cli.gc import gc
 from rollenv.cli.images import images
 from rollenv.cli.imitate import imitate
+from rollenv.cli.new import new
 from rollenv.cli.play import play
 from rollenv.cli.serve import serve
 from rollenv.cli.simulate import simulate
@@ -38,6 +39,7 @@ app.command()(imitate)
 app.command()(simulate)
 app.command()(serve)
 app.command()(envs)
+app.command()(new)
 app.command()(export)
 app.add_typer(images, name="images")
 app.command()(gc)
