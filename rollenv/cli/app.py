@@ -17,6 +17,7 @@ from rollenv.cli.gateway import gateway
 from rollenv.cli.gc import gc
 from rollenv.cli.images import images
 from rollenv.cli.imitate import imitate
+from rollenv.cli.new import new
 from rollenv.cli.play import play
 from rollenv.cli.report import report
 from rollenv.cli.serve import serve
@@ -44,6 +45,7 @@ app.command()(serve)
 app.command()(gateway)
 app.command()(view)
 app.command()(envs)
+app.command()(new)
 app.command()(export)
 app.add_typer(images, name="images")
 app.command()(gc)

@@ -1,9 +1,9 @@
 """The same sessions, as two other gyms ask for them: thin routers over `EnvHost`.
 
-`/agentgym` speaks as AgentGym's environment servers do (WooooDyy/AgentGym: `agentenv_webshop/server.py`, and the clients
-in `agentenv/envs/`): environments are whole numbers. `/nemo_gym` speaks as a resources server
-of NeMo Gym in Gymnasium's style does (NVIDIA-NeMo/Gym, `resources_servers/gymnasium/base.py`): a cookie says which
-session it is, and an action is the text of a model's response.
+`/agentgym` speaks as AgentGym's environment servers do (WooooDyy/AgentGym: `agentenv_webshop/server.py`, and the
+clients in `agentenv/envs/`): environments are whole numbers. `/nemo_gym` speaks as a resources server of NeMo Gym in
+Gymnasium's style does (NVIDIA-NeMo/Gym: `resources_servers/gymnasium/base.py`): a cookie says which session it is, and
+an action is the text of a model's response.
 """
 
 from __future__ import annotations
