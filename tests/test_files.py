@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollenv.errors import RollenvError
-from rollenv.files import new_folder, sweep_folders, write_atomically
+from rollenv.files import cache_folder, new_folder, sweep_folders, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -205,3 +205,18 @@ def test_what_a_living_process_is_filling_is_left_alone(tmp_path: Path) -> None:
         process.communicate("")
     assert names(tmp_path) == ["step-1", "step-2"]
     sweep_folders(tmp_path / "nowhere", "step-")
+
+
+def test_what_can_be_made_again_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLENV_CACHE", str(tmp_path / "cache"))
+    assert cache_folder("things") == tmp_path / "cache" / "things"
+    assert cache_folder("things").is_dir()
+
+
+def test_where_no_cache_can_be_made_a_process_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ROLLENV_CACHE", str(tmp_path / "file"))
+    own = cache_folder("things")
+    assert own.is_dir()
+    assert tmp_path not in own.parents
+    assert cache_folder("things") == own

@@ -77,7 +77,6 @@ class Library:
             "folder": str(run.folder),
             "summary": run.summary(),
             "config": run.config(),
-            "tokens": TokenTexts(tokenizer_file(run, self._find_model)).there,
             "counts": index.counts(),
             "kept_steps": index.steps(),
             "progress": index.progress(),

@@ -31,10 +31,6 @@ class TokenTexts:
     def __init__(self, file: Path | None) -> None:
         self._tokenizer = None if file is None else _load(str(file))
 
-    @property
-    def there(self) -> bool:
-        return self._tokenizer is not None
-
     def pieces(self, ids: Sequence[int]) -> list[str] | None:
         """The text of each token, special ones included; joined they are the whole text. A character that several
         tokens make up is the last one's, and the others' texts are empty."""

@@ -50,5 +50,4 @@ def test_the_tokenizer_is_that_of_the_newest_checkpoint_or_of_the_model(tmp_path
 def test_without_a_tokenizer_that_can_be_read_there_are_no_texts(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     for texts in (TokenTexts(None), TokenTexts(tmp_path / "tokenizer.json")):
-        assert not texts.there
         assert texts.pieces([1, 2]) is None
