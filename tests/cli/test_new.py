@@ -92,20 +92,40 @@ def test_the_command_of_its_dockerfile_serves_it(project: Any) -> None:
             server.terminate()
 
 
-def test_the_commands_of_its_readme_train_it(project: Any) -> None:
+@pytest.mark.slow
+def test_training_as_its_readme_says_lifts_success(project: Any) -> None:
+    folder, python = project
+    said(python, folder, *VERB, "train", "--env", "red_courier", "--model", "scratch", "--out", "whole")
+    lines = map(json.loads, (folder / "whole" / "metrics.jsonl").read_text().splitlines())
+    success = [line["eval_success"] for line in lines if "eval_success" in line]
+    assert success[-1] >= success[0] + 0.15
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The commands of rollenv in the first block of a Markdown text."""
+    block = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)[0]
+    return [shlex.split(line, comments=True)[1:] for line in block.splitlines() if line.startswith("rollenv")]
+
+
+def test_the_commands_of_its_readme_and_the_how_to_train_it(project: Any, root: Path) -> None:
     """As they stand there, with fewer episodes and steps."""
     folder, python = project
-    readme = (folder / "README.md").read_text()
-    block = re.findall(r"```bash\n(.*?)```", readme, re.DOTALL)[0]
-    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines() if line.startswith("rollenv")]
+    how_to = (root / "docs" / "how-to-environment.md").read_text().replace("my_env", "red_courier")
+    commands = commands_of((folder / "README.md").read_text())
     assert [command[0] for command in commands] == ["play", "eval", "train", "eval", "serve"]
-    (folder / "small.toml").write_text("steps = 1\n[rollout]\ngroups = 2\ngroup_size = 2\n[eval]\nepisodes = 4\n")
+    assert commands_of(how_to) == [["new", "my-env"], *commands]
+    fewer = ["rollout.groups=2", "rollout.group_size=2", "eval.episodes=4", "threads=1"]
     (folder / "red_courier" / "imitate.toml").write_text(
-        "episodes = 20\nepochs = 1\n[shape]\nhidden = 16\nlayers = 1\nheads = 2\nkv_heads = 1\nmlp = 32\n"
-        "vocabulary = 300\ncontext = 512\n[eval]\nepisodes = 4\n"
+        "episodes = 20\nepochs = 1\n[agent]\nsystem = ''\nlist_actions = false\n[eval]\nepisodes = 4\n"
+        "[shape]\nhidden = 16\nlayers = 1\nheads = 2\nkv_heads = 1\nmlp = 32\nvocabulary = 300\ncontext = 512\n"
     )
-    said(python, folder, *VERB, *commands[2], "--config", "small.toml", "threads=1")
+    said(python, folder, *VERB, *commands[2], "--steps", "1", *fewer)
     assert "4 episodes" in said(python, folder, *VERB, *commands[3], "-n", "4", "threads=1")
+    script = next(
+        block for block in re.findall(r"```python\n(.*?)```", how_to, re.DOTALL) if block.startswith("# run.py")
+    )
+    words = ", ".join(f'"{word}"' for word in ["steps=1", *fewer])
+    assert 0.0 <= float(said(python, folder, "-c", script.replace('"steps=15"', words)).split()[-1]) <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -198,19 +198,6 @@ def test_the_environment_of_the_readme_is_trained(root: Path, tmp_path: Path) ->
     assert metrics(tmp_path / "runs" / "corridor")[-1]["step"] == 1
 
 
-def test_the_environment_of_the_how_to_passes_check_env(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temp_registry: object
-) -> None:
-    import rollenv
-
-    (tmp_path / "documented_corridor.py").write_text(documented(root, "docs/how-to-environment.md", "corridor.py"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    __import__("documented_corridor")
-    env = rollenv.make("corridor")
-    rollenv.check_env(env)
-    env.close()
-
-
 def test_the_python_of_the_readme_runs(root: Path) -> None:
     exec(documented(root, "README.md", "shop.py"), {})
 
