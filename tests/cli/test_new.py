@@ -93,6 +93,7 @@ def test_the_command_of_its_dockerfile_serves_it(project: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_training_as_its_readme_says_lifts_success(project: Any) -> None:
     folder, python = project
     said(python, folder, *VERB, "train", "--env", "red_courier", "--model", "scratch", "--out", "whole")
