@@ -34,7 +34,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 # vLLM's packages are pinned, some of them to older ones than ours.
 test-vllm: $(VLLM_VENV)/.vllm

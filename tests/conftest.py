@@ -34,14 +34,26 @@ SLOW_FILES = (
     "chaos/test_killed.py",
     "trainers/test_cluster_runs.py",
     "laws/test_everything_trains_once.py",
+    "cli/test_new.py",
     "trainers/test_ranks.py",
 )
 
 
+TOGETHER = ("sandboxes", "envs/swe")
+"""Folders whose files count the processes, mounts and containers of the machine: never two of them at the same time."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes come first: where several run at the same time, none is left alone at the end."""
-    slow = [ROOT / "tests" / file for file in SLOW_FILES]
+    """Where several tests run at the same time, a file stays in one process, and those that take minutes come first, so
+    that none is left alone at the end."""
+    tests = ROOT / "tests"
+    slow = [tests / file for file in SLOW_FILES]
     items.sort(key=lambda item: slow.index(item.path) if item.path in slow else len(slow))
+    for item in items:
+        alone = any(item.path.is_relative_to(tests / folder) for folder in TOGETHER)
+        group = TOGETHER[0] if alone else item.path.relative_to(ROOT).as_posix()
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session", autouse=True)

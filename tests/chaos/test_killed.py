@@ -22,10 +22,12 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def killed_when(command: list[str], log: Path, n: int) -> bool:
-    """Runs until `n` lines are in `log`, then kills; False when the run was over before."""
+    """Runs until `n` lines are in `log`, and there is something to resume from, then kills; False when the run was over
+    before."""
+    checkpoints = log.parent / "checkpoints"
     with subprocess.Popen([*ROLLENV, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         while process.poll() is None:
-            if log.is_file() and log.read_bytes().count(b"\n") >= n:
+            if log.is_file() and log.read_bytes().count(b"\n") >= n and any(checkpoints.glob("step-*")):
                 process.kill()
         assert process.stderr is not None
         said = process.stderr.read().decode()
