@@ -28,7 +28,8 @@ def as_atif(trajectory: Trajectory, agent: str = "rollenv", model: str | None = 
     steps: list[dict[str, Any]] = [{"step_id": 1, "source": "user", "message": first}]
     prompt: list[int] = []
     for number, turn in enumerate(turns):
-        prompt = turn.prompt_ids if turn.fork else prompt + turn.prompt_ids
+        begins_anew = turn.fork and bool(turn.prompt_ids or turn.completion_ids)  # as `Trajectory.segments` has it
+        prompt = turn.prompt_ids if begins_anew else prompt + turn.prompt_ids
         after = turns[number + 1].observation if number + 1 < len(turns) else None
         steps.append({"step_id": number + 2, **_step(turn, f"call-{number}", after, prompt)})
         prompt = prompt + turn.completion_ids

@@ -114,7 +114,7 @@ def agentgym_routes(host: EnvHost) -> APIRouter:
 
     @router.get("/observation")
     async def observation(
-        env_idx: Annotated[int | None, Query(ge=0)] = None, id: Annotated[int | None, Query(ge=0)] = None
+        env_idx: Annotated[Number | None, Query()] = None, id: Annotated[Number | None, Query()] = None
     ) -> str:
         """What was seen last."""
         seat: Seat = at(AgentGymBody(env_idx=env_idx, id=id).number).held

