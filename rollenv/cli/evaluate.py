@@ -102,6 +102,8 @@ def evaluate(
         raise RollenvError(f"--out {out} is a file: give a folder")
     if timeline and out is None:
         raise RollenvError("--timeline needs a folder to write timeline.json into: say --out DIR")
+    if requests_per_minute and base_url is None:
+        raise RollenvError("--requests-per-minute bounds what --base-url is asked: say --base-url URL")
     plan = _planned(
         env,
         [*inject_words(inject), *(settings or [])],

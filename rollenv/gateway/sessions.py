@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollenv.gateway.messages import Answer, conversation, read_answer
-from rollenv.inference.base import Completion, Engine, SamplingParams
+from rollenv.gateway.messages import Answer, BadMessages, conversation, read_answer
+from rollenv.inference.base import Completion, Engine, EngineError, SamplingParams
 from rollenv.inference.chat import ChatFormat, Conversation
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import StopReason, Trajectory, Turn
@@ -87,9 +87,13 @@ class RecordedSession:
             return Said(Answer(turn.completion), completion, prompt, len(prompt) - len(new))
 
     async def _generate(self, prompt: list[int], sampling: SamplingParams, turn: Turn) -> Completion:
+        if self.ended:
+            raise BadMessages(f"session '{self.name}' has ended: begin another one")
         if sampling.seed < 0:
             sampling = replace(sampling, seed=derive_seed(self._seed, "turn", len(self.trajectory.turns)))
         completion = await self._engine.generate(prompt, sampling, session=f"gateway/{self.name}")
+        if completion.finish_reason == "aborted":
+            raise EngineError(f"session '{self.name}' was dropped while it was answered: others needed its place")
         turn.completion_ids, turn.logprobs = completion.ids, completion.logprobs
         turn.policy_versions = completion.policy_versions
         turn.completion = turn.action = self._chat.decode(completion.ids)

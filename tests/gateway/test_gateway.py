@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,17 @@ openai = pytest.importorskip("openai")
 import toys  # noqa: E402
 import uvicorn  # noqa: E402
 from batches import algo, optim, plain_model  # noqa: E402
+from server.serving import running  # noqa: E402
 
 from rollenv.cli import main  # noqa: E402
 from rollenv.gateway.app import make_gateway  # noqa: E402
+from rollenv.gateway.messages import BadMessages  # noqa: E402
 from rollenv.gateway.sessions import Sessions  # noqa: E402
 from rollenv.inference import ScriptedEngine  # noqa: E402
-from rollenv.inference.base import Engine  # noqa: E402
+from rollenv.inference.base import Engine, EngineError, SamplingParams  # noqa: E402
 from rollenv.inference.chat import ChatFormat  # noqa: E402
 from rollenv.inference.torch_engine import TorchEngine  # noqa: E402
 from rollenv.rollout.groups import Group, GroupRequest  # noqa: E402
-from rollenv.server.serve import listen  # noqa: E402
 from rollenv.trainers.data import samples_of, train_tokens  # noqa: E402
 from rollenv.trainers.step import PolicyTrainer  # noqa: E402
 from rollenv.trajectory import Trajectory  # noqa: E402
@@ -42,17 +41,8 @@ CALL = '<tool_call>\n{"name": "open", "arguments": {"what": "door"}}\n</tool_cal
 def gateway(engine: Engine, out: Path | None = None, token: str | None = None, most: int = 64) -> Iterator[str]:
     """Its address."""
     app = make_gateway(Sessions(engine, ChatFormat(toys.tokenizer()), folder=out, most=most), "toy", token)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    with listen("127.0.0.1", 0) as listening:
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(20)
+    with running(uvicorn.Server(uvicorn.Config(app, log_level="warning"))) as address:
+        yield address
 
 
 def saying(*texts: str) -> ScriptedEngine:
@@ -252,3 +242,23 @@ def test_an_evaluation_through_a_server_finds_what_one_of_the_model_itself_finds
     assert 0 < summary["completion_tokens"] < summary["prompt_tokens"]
     dollars = (summary["prompt_tokens"] + 2 * summary["completion_tokens"]) / 1e6
     assert f"${dollars:.4f}" in capsys.readouterr().out
+
+
+def test_a_session_that_has_ended_says_nothing_more_and_a_dropped_completion_is_an_error() -> None:
+    async def test() -> None:
+        sessions = Sessions(saying("one"), ChatFormat(toys.tokenizer()))
+        session = await sessions.of("s", [])
+        await sessions.end(session, 1.0, True, {})
+        with pytest.raises(BadMessages, match="has ended"):
+            await session.chat(chat("hello")["messages"], [], SamplingParams())
+        assert session.trajectory.turns == []
+        slow = ScriptedEngine(lambda prompt, sampling: [5] * 50, seconds_per_token=0.05)
+        session = await Sessions(slow, ChatFormat(toys.tokenizer())).of("s", [])
+        asking = asyncio.ensure_future(session.chat(chat("hello")["messages"], [], SamplingParams()))
+        await asyncio.sleep(0.2)
+        await slow.abort("gateway/s")
+        with pytest.raises(EngineError, match="was dropped"):
+            await asking
+        assert session.trajectory.turns == []
+
+    asyncio.run(test())

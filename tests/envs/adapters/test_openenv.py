@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import toys
-from server.serving import served
+from server.serving import running, served
 
 import rollenv
 from rollenv import RollenvError
 from rollenv.envs.adapters.openenv import OpenEnvEnv
-from rollenv.server.serve import listen
 
 core: Any = pytest.importorskip("openenv.core", reason="needs the package openenv, in an environment of its own")
 
@@ -78,17 +75,8 @@ def serving(environment: Any, action: Any) -> Iterator[str]:
     import uvicorn
 
     app = create_fastapi_app(environment, action, Told, max_concurrent_envs=16)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    with listen("127.0.0.1", 0) as listening:
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(20)
+    with running(uvicorn.Server(uvicorn.Config(app, log_level="warning"))) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
