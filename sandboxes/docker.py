@@ -40,9 +40,15 @@ _WITHOUT_CAPABILITIES = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "-
 _SETTLE_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 0.3
 _KILLED = 137
-# Orphans are reaped by the first process: a shell that waits does that. Killing its sleep only makes it start another.
-_WAIT = "while :; do ROLLENV_SHELL=init sleep 2147483647 & wait; done"
-_ALONE = '"$@"; c=$?; kill -9 -1 2>/dev/null; exit $c'
+# Orphans are reaped by the first process: a shell that waits does that. Killing its sleep only makes it start another,
+# and where memory is too full for that (`command eval`: an error does not end the shell), it tries again.
+_WAIT = "while :; do command eval 'ROLLENV_SHELL=init sleep 2147483647 &'; wait; done"
+# Files that fill the memory are nobody's, so that the kernel kills whatever process it likes: first the command, then
+# what keeps it, and the first process of the container last. To ask for that takes no right.
+_FIRST_TO_GO = "{ echo %d >/proc/self/oom_score_adj; } 2>/dev/null"
+_COMMAND = f'{_FIRST_TO_GO % 500}; ({_FIRST_TO_GO % 1000}; exec "$@"); c=$?'
+_ALONE = f"{_COMMAND}; kill -9 -1 2>/dev/null; exit $c"
+_SHELL = f'{_FIRST_TO_GO % 1000}; exec "$@"'
 # Kills what does not carry the name of a living shell ($k), until a round finds nothing new.
 _SWEEP = r"""
 i=0; while [ $i -lt 20 ]; do i=$((i + 1)); f=
@@ -55,7 +61,7 @@ i=0; while [ $i -lt 20 ]; do i=$((i + 1)); f=
   [ -n "$f" ] || break
 done
 """
-_BESIDE = 'k=$1; shift; "$@"; c=$?' + f"{_SWEEP}exit $c"
+_BESIDE = f"k=$1; shift; {_COMMAND}{_SWEEP}exit $c"
 
 
 def why_not() -> str:
@@ -174,7 +180,7 @@ class DockerSandbox(BaseSandbox):
         await self._turn.acquire()
         try:
             if shell:
-                words, more = [*argv], {"ROLLENV_SHELL": name}
+                words, more = ["/bin/sh", "-c", _SHELL, "sh", *argv], {"ROLLENV_SHELL": name}
             elif self._live:
                 words, more = ["/bin/sh", "-c", _BESIDE, "sh", " ".join(self._live), *argv], {}
             else:
@@ -383,9 +389,8 @@ def _oom_file(pid: int, container: str) -> Path | None:
 
 
 def _spare(pid: int) -> None:
-    """Lets a container's first process live when its memory is full: files are nobody's memory, so that a kill would
-    go by chance."""
-    with contextlib.suppress(OSError):  # not as root, or not allowed to: then chance it is
+    """Lets a container's first process live when its memory is full, whatever commands do to their own rank."""
+    with contextlib.suppress(OSError):  # not as root, or not allowed to: it is the last to go all the same
         Path(f"/proc/{pid}/oom_score_adj").write_text("-1000")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -154,54 +156,81 @@ def test_a_state_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -
 # -- kill -9 ---------------------------------------------------------------------------------------------------
 
 
-def things() -> dict[str, set[str]]:
-    """What sandboxes leave behind when nobody cleans up: mounts, control groups, processes, folders."""
-    groups = [top for top in (cgroups.MOUNT, *(cgroups.MOUNT / name for name in cgroups._NEEDED)) if top.is_dir()]
-    commands = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
-    return {
-        "mounts": {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()},
-        "groups": {str(path) for top in groups for path in top.glob("rollenv-*-*-*")},
-        "processes": {c for c in commands if "sleep 600" in c or "bwrap" in c or "ROLLENV" in c},
-        "folders": {str(path) for path in state_folder().rglob("*") if "images" not in path.parts},
-    }
+@dataclass(frozen=True)
+class Left:
+    """What a killed owner leaves behind: whatever carries its name, and its sandboxes' processes."""
+
+    owner: int
+    processes: list[psutil.Process]
+
+    def things(self) -> dict[str, set[str]]:
+        """What there still is of it. Other owners' things come and go meanwhile."""
+        own, ledger = f"rollenv-{self.owner}-", f"{self.owner}-"
+        groups = [top for top in (cgroups.MOUNT, *(cgroups.MOUNT / name for name in cgroups._NEEDED)) if top.is_dir()]
+        mounts = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+        found = {
+            "mounts": {mount for mount in mounts if own in mount},
+            "groups": {str(path) for top in groups for path in top.glob(f"{own}*")},
+            "processes": {str(process.pid) for process in self.processes if alive(process)},
+            "folders": {str(path) for path in state_folder().rglob("*") if path.name.startswith((own, ledger))},
+        }
+        return {kind: names for kind, names in found.items() if names}
+
+    def settled(self, seconds: float = 20.0) -> dict[str, set[str]]:
+        """What there is once nothing is left or time is over: the kernel takes down namespaces by and by."""
+        deadline = time.monotonic() + seconds
+        while (there := self.things()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return there
 
 
-def settled(before: dict[str, set[str]], seconds: float = 20.0) -> dict[str, set[str]]:
-    """What there is now, once it is as before or time is over: the kernel takes down namespaces by and by."""
-    deadline = time.monotonic() + seconds
-    while (now := things()) != before and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return now
+def alive(process: psutil.Process) -> bool:
+    """Whether it is that process still, and not one that ended and that nobody asked for."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def with_children(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
 
 
 @pytest.fixture
-def killed_owner(tmp_path: Path) -> Iterator[Callable[[str, int], None]]:
+def killed_owner(tmp_path: Path) -> Iterator[Callable[[str, int], Left]]:
     """Starts an owner of so many sandboxes, and kills it when all are at work."""
 
-    def start_and_kill(backend: str, number: int) -> None:
+    def start_and_kill(backend: str, number: int) -> Left:
         command = [sys.executable, str(OWNER), backend, str(number)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
             try:
                 assert owner.stdout.readline().strip() == "ready"
+                processes = with_children(owner.pid)
+                if backend == "docker":
+                    for container in containers(owner.pid):
+                        first = engine.connect().inspect_container(container)["State"]["Pid"]
+                        processes += with_children(first)
             finally:
                 owner.send_signal(signal.SIGKILL)
+        assert len(processes) > number
+        return Left(owner.pid, processes)
 
     yield start_and_kill
     reap()
 
 
 def test_twenty_bubblewrap_sandboxes_of_a_killed_owner_are_gone(
-    bubblewrap: str, killed_owner: Callable[[str, int], None], capsys: pytest.CaptureFixture[str]
+    bubblewrap: str, killed_owner: Callable[[str, int], Left], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Ledger.current()
     reap()  # what earlier tests' owners left
-    before = things()
-    killed_owner(bubblewrap, 20)
+    left = killed_owner(bubblewrap, 20)
+    assert left.things()
     assert main(["gc"]) == 0
     if cgroups.hierarchies() is not None:
         assert "removed 20 cgroups" in capsys.readouterr().out
-    assert settled(before) == before
+    assert left.settled() == {}
 
 
 @pytest.fixture
@@ -217,26 +246,27 @@ def bystander(docker: str) -> Iterator[Any]:
     api.remove_container(made["Id"], force=True)
 
 
-def containers() -> set[str]:
-    """All but this process's own: pools that earlier tests warmed grow and shrink by themselves."""
-    ours = f"/rollenv-{os.getpid()}-"
-    found = engine.connect().containers(all=True)
-    return {one["Id"] for one in found if not any(name.startswith(ours) for name in one["Names"] or ())}
+def containers(owner: int | None = None) -> set[str]:
+    """An owner's; None: all but this process's own, since pools that earlier tests warmed grow and shrink."""
+    found = {one["Id"]: one["Names"] or () for one in engine.connect().containers(all=True)}
+    prefix = f"/rollenv-{os.getpid() if owner is None else owner}-"
+    owned = {id for id, names in found.items() if any(name.startswith(prefix) for name in names)}
+    return found.keys() - owned if owner is None else owned
 
 
 @pytest.mark.slow
 def test_twenty_containers_of_a_killed_owner_are_reaped_and_nothing_else(
-    docker: str, bystander: str, killed_owner: Callable[[str, int], None]
+    docker: str, bystander: str, killed_owner: Callable[[str, int], Left]
 ) -> None:
     Ledger.current()
-    before, there = things(), containers()
-    killed_owner(docker, 20)
-    assert len(containers() - there) == 20
+    there = containers()
+    left = killed_owner(docker, 20)
+    assert len(containers(left.owner)) == len(containers() - there) == 20
     reaped = reap()  # what the first sandbox of every later run does
     assert [entry.kind for entry in reaped] == ["container"] * 20
     assert containers() == there
     assert bystander in containers()
-    assert settled(before) == before
+    assert left.settled() == {}
 
 
 def test_a_container_of_another_owner_is_not_removed_under_any_name(docker: str, bystander: str, ledgers: Path) -> None:
