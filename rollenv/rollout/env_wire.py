@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 _LENGTH = struct.Struct("!Q")
 
-Verb = Literal["setup", "make", "reset", "step", "snapshot", "restore", "drop", "stop"]
+Verb = Literal["setup", "make", "reset", "step", "snapshot", "restore", "reseed", "drop", "stop"]
 
 
 class Request(NamedTuple):
@@ -25,10 +25,12 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of it: `value`, or the one line that says what went wrong."""
+    """What became of it: `value`, or the one line that says what went wrong, with the pickled exception if that can be
+    sent."""
 
     value: Any = None
     error: str | None = None
+    raised: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

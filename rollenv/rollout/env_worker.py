@@ -155,7 +155,9 @@ class Worker:
             pending.future.set_result(answer.value)
         else:
             what = "" if pending.verb == "make" else f"{pending.verb}: "
-            pending.future.set_exception(Fault("env", "crash", f"{what}{answer.error}"))
+            fault = Fault("env", "crash", f"{what}{answer.error}")
+            fault.__cause__ = _raised(answer)
+            pending.future.set_exception(fault)
 
     # -- deadlines ------------------------------------------------------------------------------------------
 
@@ -313,6 +315,14 @@ def _status(process: subprocess.Popen[bytes]) -> os.waitid_result | None:
 def collateral() -> Fault:
     """What an episode gets whose environment went down with another's."""
     return Fault("env", "crash", "another environment took their worker process down", collateral=True)
+
+
+def _raised(answer: Answer) -> BaseException | None:
+    """The environment's own exception, if this process knows its kind."""
+    with contextlib.suppress(Exception):
+        error = pickle.loads(answer.raised or b"")
+        return error if isinstance(error, BaseException) else None
+    return None
 
 
 def _loaded(content: bytes) -> Answer:

@@ -38,7 +38,7 @@ class Host:
         try:
             return Answer(self._carry_out(request))
         except BaseException as error:  # an environment that calls sys.exit() ends itself, not its neighbours
-            return Answer(error=describe(error))
+            return Answer(error=describe(error), raised=_pickled(error))
 
     def _carry_out(self, request: Request) -> Any:
         match request.verb:
@@ -49,6 +49,8 @@ class Host:
                 return self._envs[request.env].reset(seed=seed, options=options)
             case "snapshot":
                 return self._envs[request.env].snapshot()
+            case "reseed":
+                self._envs[request.env].reseed(*request.arguments)
             case "restore":
                 return restored(self._envs[request.env], *request.arguments)
             case "make":
@@ -91,6 +93,15 @@ def serve(link: socket.socket) -> None:
                     return
                 # At once: the parent takes the first request without an answer for the one that is running.
                 link.sendall(_sendable(host.answer(request)))
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """None for an exception that does not survive it; many cannot be made from their own arguments."""
+    with contextlib.suppress(Exception):
+        content = pickle.dumps(error)
+        pickle.loads(content)
+        return content
+    return None
 
 
 def _sendable(answer: Answer) -> bytes:

@@ -48,13 +48,22 @@ class RemoteEnv(TextEnv):
         """
         return await self._begin(Request("reset", self.number, (seed, options)))
 
+    async def areseed(self, seed: int) -> None:
+        """`reseed` in the worker.
+
+        Raises:
+            Fault: it failed, took too long, or its process is gone.
+        """
+        await self._be_made()
+        await self.worker.call(Request("reseed", self.number, (seed,)), self._step_seconds)
+
     async def asnapshot(self) -> bytes:
         """`snapshot` in the worker.
 
         Raises:
             Fault: it failed, took too long, or its process is gone.
         """
-        self._check_alive()
+        await self._be_made()
         snapshot: bytes = await self.worker.call(Request("snapshot", self.number), self._step_seconds)
         return snapshot
 
@@ -65,6 +74,13 @@ class RemoteEnv(TextEnv):
             Fault: it failed, took too long, or its process is gone.
         """
         return await self._begin(Request("restore", self.number, (snapshot, seed)))
+
+    async def _be_made(self) -> None:
+        """Makes it where it was never reset: then the environment itself has something to say about that."""
+        self._check_alive()
+        if not self._made:
+            self._made = True
+            await self.worker.call(Request("make", self.number), START_SECONDS)
 
     async def _begin(self, request: Request) -> tuple[str, dict[str, Any]]:
         """Asks for the beginning of an episode, from an environment that is made first if need be."""
@@ -87,7 +103,7 @@ class RemoteEnv(TextEnv):
         Raises:
             Fault: it failed, took too long, or its process is gone.
         """
-        self._check_alive()
+        await self._be_made()
         request = Request("step", self.number, (self.check_text(action),))
         result: tuple[str, float, bool, bool, dict[str, Any]] = await self.worker.call(request, self._step_seconds)
         return result

@@ -170,6 +170,7 @@ class _Figures:
             "sessions_refused": ("Sessions refused for want of a place", lambda h: h.sessions.refused),
             "requests": ("Requests of sessions", lambda h: h.requests),
             "request_failures": ("Requests answered with an error", lambda h: h.failures),
+            "worker_deaths": ("Worker processes that ended", lambda h: 0 if h.workers is None else h.workers.deaths),
         }
         found: list[Any] = []
         kinds: list[tuple[Any, Any]] = [(GaugeMetricFamily, gauges), (CounterMetricFamily, counters)]
@@ -196,7 +197,7 @@ def _routes(host: EnvHost) -> APIRouter:
     async def reset(body: ResetBody | None = None) -> Reply:
         """Begins an episode."""
         body = body or ResetBody()
-        session = host.open() if body.session_id is None else host.join(body.session_id)
+        session = await host.open() if body.session_id is None else host.join(body.session_id)
         data = body.model_dump(include={"seed", "task", "options"}, exclude_none=True)
         try:
             return await answered(session, "reset", data, body.step_id)
@@ -329,7 +330,7 @@ async def _serve_socket(host: EnvHost, websocket: WebSocket, name: str | None, r
     """One connection. A session without a name ends with it, one with a name when its lease has run out."""
     await websocket.accept()
     try:
-        session = _session_for(host, name, resume)
+        session = await _session_for(host, name, resume)
     except RollenvError as error:
         code = "CAPACITY_REACHED" if isinstance(error, ServerFull) else "SESSION_ERROR"
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
@@ -350,12 +351,12 @@ async def _serve_socket(host: EnvHost, websocket: WebSocket, name: str | None, r
             await websocket.close()
 
 
-def _session_for(host: EnvHost, name: str | None, resume: bool) -> Session:
+async def _session_for(host: EnvHost, name: str | None, resume: bool) -> Session:
     if name is not None and (len(name) > 255 or not name):
         raise SessionError("VALIDATION_ERROR", "a session's name has 1 to 255 characters")
     if name is not None and (resume or host.sessions.find(name) is not None):
         return host.join(name)
-    return host.open(name)
+    return await host.open(name)
 
 
 async def _converse(

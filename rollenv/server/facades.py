@@ -89,7 +89,7 @@ def agentgym_routes(host: EnvHost) -> APIRouter:
     async def create() -> Any:
         """A new environment, and its number."""
         number = next(numbers)
-        host.open(_name(number))
+        await host.open(_name(number))
         return (
             number if host.spec.name == "webshop" else {"id": number, "observation": "", "reward": 0.0, "done": False}
         )
@@ -173,25 +173,25 @@ def nemo_gym_routes(host: EnvHost) -> APIRouter:
     """`/nemo_gym/...` of one environment."""
     router = APIRouter(prefix="/nemo_gym")
 
-    def begun(request: Request, response: Response) -> Session:
+    async def begun(request: Request, response: Response) -> Session:
         """The session of the cookie; a new one, and its cookie, where there is none (any more)."""
         name = request.cookies.get(COOKIE, "")
         if host.sessions.find(name) is not None:
             return host.join(name)
-        session = host.open()
+        session = await host.open()
         response.set_cookie(COOKIE, session.id, httponly=True, samesite="lax")
         return session
 
     @router.post("/seed_session")
     async def seed_session(request: Request, response: Response) -> dict[str, Any]:
         """A session, which the cookie of the answer names."""
-        begun(request, response)
+        await begun(request, response)
         return {}
 
     @router.post("/reset")
     async def reset(body: NemoReset, request: Request, response: Response) -> dict[str, Any]:
         """Begins an episode in the session."""
-        session = begun(request, response)
+        session = await begun(request, response)
         data = await asked(host, session, "reset", body.model_dump(exclude_none=True))
         return {"observation": data["observation"]["text"], "info": data["observation"]["info"]}
 

@@ -7,11 +7,13 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rollenv.core import TextEnv
 from rollenv.registration import EnvSpec, make
+from rollenv.rollout.env_workers import RemoteEnv, WorkerPool
+from rollenv.rollout.episode import Fault
 from rollenv.server import wire
 from rollenv.server.sessions import Session, SessionError, SessionTable
 from rollenv.tasks import TaskSet
@@ -39,6 +41,9 @@ class Limits:
     ping_seconds: float = 20.0
 
 
+_NO_TASKS = TaskSet("none", {}, str)
+
+
 @dataclass(slots=True, eq=False)
 class Seat:
     """What a session holds: an environment, and who is at it."""
@@ -59,6 +64,11 @@ class EnvHost:
         arguments: what every one of them is made with.
         limits: what is allowed.
         clock: seconds; for leases.
+        workers: processes that the environments live in; 0: this one. One that crashes, or misses a deadline, takes its
+            process with it, and the sessions in there.
+
+    Raises:
+        RollenvError: the environment cannot be made, or not in another process.
     """
 
     def __init__(
@@ -67,30 +77,37 @@ class EnvHost:
         arguments: Mapping[str, Any],
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
+        workers: int = 0,
     ) -> None:
         self.spec, self.limits, self._arguments, self._clock = spec, limits, dict(arguments), clock
         self.sessions = SessionTable(limits.capacity, limits.lease_seconds)
         self.requests = 0
         self.failures = 0
         self.example = make(spec, **self._arguments)  # loads what all share, and answers for all
+        self.workers: WorkerPool | None = None
+        if workers:
+            seconds = (limits.reset_seconds, limits.step_seconds)
+            unbounded = replace(spec, max_concurrency=None)  # who may play is for the sessions to say
+            self.workers = WorkerPool(
+                unbounded, self._arguments, _tasks_of(self.example) or _NO_TASKS, workers, *seconds
+            )
 
     def tasks(self) -> TaskSet:
         """The environment's tasks. Raises SessionError when it has none."""
-        try:
-            return self.example.tasks
-        except AttributeError as error:
-            raise SessionError("SESSION_ERROR", f"{self.spec.id} has no task set") from error
+        if (found := _tasks_of(self.example)) is None:
+            raise SessionError("SESSION_ERROR", f"{self.spec.id} has no task set")
+        return found
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    def open(self, name: str | None = None) -> Session:
+    async def open(self, name: str | None = None) -> Session:
         """A new session.
 
         Raises:
             ServerFull: there is no place.
         """
         self.sessions.ensure_room()
-        env = make(self.spec, **self._arguments)
+        env = make(self.spec, **self._arguments) if self.workers is None else await self.workers.acquire()
         return self.sessions.open(name or secrets.token_urlsafe(16), Seat(env, asyncio.Lock()), self._clock())
 
     def join(self, name: str) -> Session:
@@ -114,8 +131,9 @@ class EnvHost:
     def end(self, session: Session) -> None:
         """Closes a session, once."""
         if self.sessions.close(session):
+            env = session.held.env
             with contextlib.suppress(Exception):  # an environment that cannot even close is gone all the same
-                session.held.env.close()
+                env.close() if self.workers is None else self.workers.release(env, healthy=False)
 
     def reap(self) -> int:
         """Ends the sessions whose lease has run out; how many."""
@@ -128,6 +146,8 @@ class EnvHost:
         """Ends all."""
         for session in self.sessions.all():
             self.end(session)
+        if self.workers is not None:
+            self.workers.close()
         self.example.close()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -164,7 +184,7 @@ class EnvHost:
         if message.type == "reseed":
             if (seed := wire.seed_of(message.data)) is None:
                 raise SessionError("VALIDATION_ERROR", "a reseed needs a 'seed'")
-            seat.env.reseed(seed)
+            await self._within(session, self.limits.step_seconds, "reseed", seat.env.areseed(seed))
         return self.state(session)
 
     async def _restore(self, session: Session, data: Mapping[str, Any]) -> wire.Reply:
@@ -196,13 +216,22 @@ class EnvHost:
     async def _within(self, session: Session, seconds: float, what: str, call: Awaitable[T]) -> T:
         """Awaits a call of the environment. One that takes too long is left alone with its session."""
         try:
-            async with asyncio.timeout(seconds):
+            # A worker process watches the time itself: waiting for other environments in it does not count.
+            async with asyncio.timeout(seconds if self.workers is None else None):
                 return await call
         except TimeoutError as error:
             self.end(session)
-            raise SessionError(
-                "DEADLINE", f"the environment took more than {seconds:g} s for a {what}: the session is over"
-            ) from error
+            raise _late(seconds, what) from error
+        except Fault as fault:
+            if fault.__cause__ is not None:
+                raise fault.__cause__ from None
+            env = session.held.env
+            if isinstance(env, RemoteEnv) and not env.worker.ended:
+                raise SessionError("EXECUTION_ERROR", f"the environment failed: {fault.message}") from fault
+            self.end(session)
+            if fault.kind == "timeout":
+                raise _late(seconds, what) from fault
+            raise SessionError("EXECUTION_ERROR", f"{fault.message}: the session is over") from fault
 
     def state(self, session: Session) -> wire.Reply:
         """Where a session stands."""
@@ -217,3 +246,11 @@ class EnvHost:
             "done": seat.over,
         }
         return {"type": "state", "data": data}
+
+
+def _tasks_of(env: TextEnv) -> TaskSet | None:
+    return getattr(env, "tasks", None)
+
+
+def _late(seconds: float, what: str) -> SessionError:
+    return SessionError("DEADLINE", f"the environment took more than {seconds:g} s for a {what}: the session is over")

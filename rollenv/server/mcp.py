@@ -97,7 +97,7 @@ def _read(body: bytes) -> dict[str, Any]:
 async def _answer(host: EnvHost, call: dict[str, Any], name: str | None) -> tuple[dict[str, Any], dict[str, str]]:
     method, params = call["method"], call.get("params", {})
     if method == "initialize":
-        session = host.open()
+        session = await host.open()
         about = {"name": host.spec.name, "version": rollenv.__version__}
         result = {"protocolVersion": PROTOCOL, "capabilities": {"tools": {}}, "serverInfo": about}
         return result, {SESSION: session.id}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def killed_when(command: list[str], log: Path, n: int) -> bool:
         while process.poll() is None:
             if log.is_file() and log.read_bytes().count(b"\n") >= n and any(checkpoints.glob("step-*")):
                 process.kill()
+            time.sleep(0.02)
         assert process.stderr is not None
         said = process.stderr.read().decode()
     assert process.returncode in (0, -9), said

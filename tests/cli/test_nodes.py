@@ -19,6 +19,7 @@ pytest.importorskip("ray")
 
 from toys import warm_policy
 
+from rollenv.cluster.ray_runtime import AS_NICE_AS_US
 from rollenv.rollout.ledger import Ledger
 from rollenv.trainers import checkpoint
 from rollenv.trainers.metrics import read_metrics
@@ -43,7 +44,8 @@ def nodes() -> Iterator[Any]:
     """Device 0 and 1 on the head, 2 and 3 on a node each, whichever comes first."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_gpus": 2, "num_cpus": 2, "include_dashboard": False})
+    head = {"num_gpus": 2, "num_cpus": 2, "include_dashboard": False, "_system_config": AS_NICE_AS_US}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
             cluster.add_node(num_gpus=1, num_cpus=1)

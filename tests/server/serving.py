@@ -17,10 +17,10 @@ from rollenv.server.serve import listen, make_server
 
 @contextlib.contextmanager
 def served(
-    *names: str, token: str | None = None, arguments: Mapping[str, Any] | None = None, **limits: Any
+    *names: str, token: str | None = None, arguments: Mapping[str, Any] | None = None, workers: int = 0, **limits: Any
 ) -> Iterator[tuple[str, dict[str, EnvHost]]]:
     """Serves environments; gives the address and the hosts."""
-    hosts = {spec(name).name: EnvHost(spec(name), arguments or {}, Limits(**limits)) for name in names}
+    hosts = {spec(name).name: EnvHost(spec(name), arguments or {}, Limits(**limits), workers=workers) for name in names}
     server = make_server(hosts, token, drain_seconds=0.0)
     with running(server) as address:
         yield address, hosts

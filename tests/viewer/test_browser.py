@@ -69,6 +69,7 @@ def test_episodes_are_walked_through_by_keys_filtered_and_compared(tab: Any, tmp
         for pressed, place in (("j", 1), ("j", 2), ("k", 1), ("J", 8), ("K", 0), ("j", 1)):
             tab.keyboard.press(pressed)
             expect(chosen).to_have_attribute("data-id", str(place))
+        expect(tab.locator(".facts-line")).to_contain_text("sample 1")  # it is there, and not the one before
         expect(tab.locator(".turn")).to_have_count(3)
         tab.keyboard.press("n")
         expect(tab.locator(".turn.chosen")).to_have_attribute("data-turn", "1")

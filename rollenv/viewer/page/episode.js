@@ -21,8 +21,8 @@ class EpisodeView {
   }
 
   async open(id) {
+    this.wanted = id;  // what is still on its way is no longer wanted, even if this one is shown already
     if (this.episode && this.episode.id === id) return;
-    this.wanted = id;
     try {
       const episode = await source.episode(this.run, id);
       if (this.wanted !== id) return;
