@@ -153,8 +153,9 @@ class EpisodeIndex:
         """Begins to read what is new in the run's files, unless that is under way."""
         with self._guard:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run_reader, name="episode index", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run_reader, name="episode index", daemon=True)
+                thread.start()
+                self._thread = thread  # to be waited for, which only a thread that runs can be
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether all files have been read, after waiting for it that long."""
