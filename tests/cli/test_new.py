@@ -50,7 +50,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def said(python: Path, folder: Path, *words: str) -> str:
     """What a command of the new project's environment prints."""
-    done = subprocess.run([python, *words], cwd=folder, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}  # meant for these tests
+    done = subprocess.run([python, *words], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
