@@ -46,13 +46,14 @@ TOGETHER = ("sandboxes", "envs/swe")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several tests run at the same time, a file stays in one process, and those that take minutes come first, so
-    that none is left alone at the end."""
+    that none is left alone at the end; before them those that mostly wait, beside which others compute."""
     tests = ROOT / "tests"
+    together = {item.path for item in items if any(item.path.is_relative_to(tests / folder) for folder in TOGETHER)}
     slow = [tests / file for file in SLOW_FILES]
-    items.sort(key=lambda item: slow.index(item.path) if item.path in slow else len(slow))
+    place = {**{path: -1 for path in together}, **{path: place for place, path in enumerate(slow)}}
+    items.sort(key=lambda item: place.get(item.path, len(slow)))
     for item in items:
-        alone = any(item.path.is_relative_to(tests / folder) for folder in TOGETHER)
-        group = TOGETHER[0] if alone else item.path.relative_to(ROOT).as_posix()
+        group = TOGETHER[0] if item.path in together else item.path.relative_to(ROOT).as_posix()
         item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -37,6 +37,10 @@ def serve(
     step_seconds: Annotated[float, typer.Option("--step-seconds", min=0.1, help="Deadline of a step.")] = 60.0,
     reset_seconds: Annotated[float, typer.Option("--reset-seconds", min=0.1, help="Deadline of a reset.")] = 120.0,
     message_bytes: Annotated[int, typer.Option("--message-bytes", min=1024, help="The longest message.")] = 1 << 20,
+    ping_seconds: Annotated[
+        float,
+        typer.Option("--ping-seconds", min=0.1, help="Between two pings; who answers none for as long is dropped."),
+    ] = 20.0,
     drain: Annotated[float, typer.Option("--drain", min=0.0, help="Seconds for episodes to end at SIGTERM.")] = 30.0,
     token: Annotated[
         str | None, typer.Option("--token", help="Clients must send it (default: $ROLLENV_TOKEN).", show_default=False)
@@ -50,7 +54,7 @@ def serve(
     import_user_code(imports)
     if not env:
         raise RollenvError("say what to serve: --env NAME ('rollenv envs' lists them)")
-    limits = Limits(sessions, lease, reset_seconds, step_seconds, message_bytes)
+    limits = Limits(sessions, lease, reset_seconds, step_seconds, message_bytes, ping_seconds)
     with listen(host, port) as listening:  # before anything is loaded
         hosts = _hosts(env, settings or [], limits, workers)
         server = make_server(hosts, token or os.environ.get("ROLLENV_TOKEN"), drain)
