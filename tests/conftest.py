@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = ROOT / "tests"
     together = {item.path for item in items if any(item.path.is_relative_to(tests / folder) for folder in TOGETHER)}
     slow = [tests / file for file in SLOW_FILES]
-    place = {**{path: -1 for path in together}, **{path: place for place, path in enumerate(slow)}}
+    place = {**dict.fromkeys(together, -1), **{path: place for place, path in enumerate(slow)}}
     items.sort(key=lambda item: place.get(item.path, len(slow)))
     for item in items:
         group = TOGETHER[0] if item.path in together else item.path.relative_to(ROOT).as_posix()

@@ -96,8 +96,11 @@ def test_the_command_of_its_dockerfile_serves_it(project: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_training_as_its_readme_says_lifts_success(project: Any) -> None:
+    """Less than half of its steps do, already."""
     folder, python = project
-    said(python, folder, *VERB, "train", "--env", "red_courier", "--model", "scratch", "--out", "whole")
+    said(
+        python, folder, *VERB, "train", "--env", "red_courier", "--model", "scratch", "--out", "whole", "--steps", "12"
+    )
     lines = map(json.loads, (folder / "whole" / "metrics.jsonl").read_text().splitlines())
     success = [line["eval_success"] for line in lines if "eval_success" in line]
     assert success[-1] >= success[0] + 0.15
