@@ -4,7 +4,7 @@ The default job (seed policy, settings, test panel) on an environment whose step
 something to wait for. Printed for each eta: success on the 200 test goals at the end of every seed with its 95%
 interval, and the time until a panel first shows 80%: seconds of training steps and of panels, summed.
 
-Usage: python benchmarks/time_to_success.py [--etas 0 1 2] [--seeds 0 1 2] [--steps 60] [--json FILE]
+Usage: python benchmarks/time_to_success.py [--etas 0 1 2] [--seeds 0 1 2] [--steps 60] [--latency 0.1]
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import slow_shop
 from rollenv.config import TrainConfig, load_config
 from rollenv.trainers.run import TrainRun
 
-MEAN_SECONDS = 0.05
 GOAL = 0.8
 EVERY = 10
 """Steps from one panel to the next."""
@@ -66,9 +65,10 @@ def main() -> None:
     parser.add_argument("--etas", type=float, nargs="+", default=[0.0, 1.0, 2.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--latency", type=float, default=0.1, help="mean seconds of an environment's step")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    slow_shop.register(MEAN_SECONDS)
+    slow_shop.register(options.latency)
     runs = []
     with tempfile.TemporaryDirectory() as temporary:
         for seed in options.seeds:
