@@ -20,6 +20,7 @@ from rollenv.cli.imitate import imitate
 from rollenv.cli.new import new
 from rollenv.cli.play import play
 from rollenv.cli.report import report
+from rollenv.cli.rescore import rescore
 from rollenv.cli.serve import serve
 from rollenv.cli.simulate import simulate
 from rollenv.cli.train import name_bare_resume, train
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(compare)
+app.command()(rescore)
 app.command()(report)
 app.command()(audit)
 app.command()(play)

@@ -44,6 +44,8 @@ class Order:
     out: Path | None
     by: str | None = None
     timeline: bool = False
+    sha256: str = ""
+    """How the hash of the tasks has to begin."""
 
 
 def _layers(plan: Plan, order: Order, limits: EpisodeLimits, timeline: Timeline | None) -> tuple[MakeLayer, ...]:

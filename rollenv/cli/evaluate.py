@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -75,6 +76,10 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option("--split", help="Which tasks (default: those that the environment is measured on).")
     ] = None,
+    panel: Annotated[
+        str | None,
+        typer.Option("--panel", metavar="SPLIT:N@SHA", help="A frozen panel, as another evaluation has named it."),
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Episodes per task.")] = 1,
     temperature: Annotated[
         float | None,
@@ -115,14 +120,27 @@ def evaluate(
     )
     prices = _prices(price)
     temperature = plan.config.eval.temperature if temperature is None else temperature
-    order = Order(split or plan.spec.eval_split, episodes, samples, temperature, seed or 0, out, by, timeline)
+    split, episodes, sha256 = _frozen(panel, split, episodes)
+    order = Order(split or plan.spec.eval_split, episodes, samples, temperature, seed or 0, out, by, timeline, sha256)
     try:
         summary, parts, failure = asyncio.run(_carry_out(plan, order))
     except KeyboardInterrupt:
         if out is not None:
             print("the same command goes on where it stands", file=sys.stderr)
         raise
-    _tell(plan, summary, parts, failure, prices)
+    _tell(plan, samples, summary, parts, failure, prices)
+
+
+def _frozen(panel: str | None, split: str | None, episodes: int | None) -> tuple[str | None, int | None, str]:
+    """Split, number of tasks and what their hash begins with: of `SPLIT[:N]@SHA`, or of the two other options."""
+    if panel is None:
+        return split, episodes, ""
+    if split is not None or episodes is not None:
+        raise RollenvError(f"--panel {panel} says which tasks: leave out --split and --episodes")
+    found = re.fullmatch(r"([^:@]+)(?::([1-9][0-9]*))?@([0-9a-f]{8,64})", panel)
+    if found is None:
+        raise RollenvError(f"--panel {panel}: say SPLIT:N@SHA, as evaluations name it, such as test:200@9f31c2ab")
+    return found[1], None if found[2] is None else int(found[2]), found[3]
 
 
 def _prices(text: str | None) -> tuple[float, float] | None:
@@ -255,7 +273,13 @@ def _journal(plan: Plan, order: Order, panel: Panel) -> Iterator[Journal | None]
 def _panel(pool: Environments, order: Order) -> Panel:
     tasks = pool.tasks
     default = min(DEFAULT_EPISODES, len(tasks.ids(order.split)))
-    return tasks.panel(order.split, default if order.episodes is None else order.episodes)
+    panel = tasks.panel(order.split, default if order.episodes is None else order.episodes)
+    if not panel.sha256.startswith(order.sha256):
+        raise RollenvError(
+            f"--panel: the {len(panel.ids)} tasks of split '{order.split}' are not those any more, here their hash is "
+            f"{panel.sha256[:12]}, not {order.sha256[:12]}: other data, other arguments, or another version of them"
+        )
+    return panel
 
 
 def _facts(plan: Plan, order: Order) -> dict[str, Any]:
@@ -277,10 +301,11 @@ def _cost(summary: Summary, prices: tuple[float, float] | None) -> str:
 
 
 def _tell(
-    plan: Plan, summary: Summary, parts: Sequence[Part], failure: str, prices: tuple[float, float] | None
+    plan: Plan, samples: int, summary: Summary, parts: Sequence[Part], failure: str, prices: tuple[float, float] | None
 ) -> None:
     who = f"{plan.agent_name} with {plan.model}" if plan.model else plan.agent_name
     print(f"{plan.spec.id}, {summary.split} split, {who}: {summary.episodes} episodes")
+    print(f"panel    {summary.split}:{summary.episodes // samples}@{summary.tasks_sha256[:12]}")
     print(f"success  {with_interval(summary.success_rate, summary.ci95)}")
     width = max((len(part.value) for part in parts), default=0)
     for part in parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollenv.agents.base import ChatAgent, ScriptedAgent
@@ -27,6 +27,7 @@ from rollenv.rollout.episode import (
     play_episode,
 )
 from rollenv.rollout.layers import Layer, Layers, MakeLayer
+from rollenv.rollout.replay import Replayer
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import FaultPlace, StopReason, Trajectory
 
@@ -121,6 +122,17 @@ class DemonstrationPlay:
             return Demonstrator(self.make_expert(), seed, self.agent, self.chat, self.on_text)
 
         return await _with_env(self.pool, player, request, self.limits, self.env_name, Layer())
+
+
+async def play_again(pool: Environments, env_name: str, recorded: Trajectory, limits: EpisodeLimits) -> Trajectory:
+    """Plays the actions of an episode again, from its seed, to where it ended or ends now. It gets the turns it had,
+    whatever `limits` say of them."""
+    request = EpisodeRequest(recorded.task, recorded.seed, recorded.group, recorded.sample)
+    limits = replace(limits, max_turns=len(recorded.turns), max_tokens=None)
+    again = await _with_env(pool, lambda: Replayer(recorded), request, limits, env_name, Layer())
+    if again.stop is StopReason.MAX_TURNS and recorded.stop is StopReason.MAX_TOKENS:
+        again.stop = recorded.stop  # that was the limit that kept it from going on
+    return again
 
 
 async def _with_env(
