@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
 import os
 import shutil
 import tempfile
@@ -25,6 +26,18 @@ def write_atomically(path: Path, parts: Iterable[str]) -> None:
             file.writelines(parts)
     except OSError as error:
         raise RollenvError(f"cannot write '{path}': {error.strerror}; nothing there was changed") from error
+
+
+def stamp(folder: Path) -> str:
+    """What the files of a folder are called, how long they are and when they were written, as 16 hex digits: another one
+    once any of them was written again.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    found = [(path.relative_to(folder).as_posix(), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    listing = "\n".join(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in found)
+    return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollenv.errors import RollenvError
-from rollenv.files import cache_folder, new_folder, sweep_folders, write_atomically
+from rollenv.files import cache_folder, new_folder, stamp, sweep_folders, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -71,6 +71,21 @@ def fill(path: Path, content: str) -> None:
         assert folder.parent == path.parent
         (folder / "sub").mkdir()
         (folder / "sub" / "a").write_text(content)
+
+
+def test_a_stamp_is_another_one_once_a_file_was_written_again(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    file = tmp_path / "inside" / "weights"
+    file.write_text("one")
+    seen = [stamp(tmp_path)]
+    assert stamp(tmp_path) == seen[0]
+    file.write_text("two")
+    os.utime(file, ns=(0, 1))
+    seen.append(stamp(tmp_path))
+    (tmp_path / "more").touch()
+    seen.append(stamp(tmp_path))
+    file.unlink()
+    assert len({*seen, stamp(tmp_path)}) == 4
 
 
 def test_a_new_folder_appears_whole_and_replaces_the_old(tmp_path: Path) -> None:

@@ -258,12 +258,15 @@ def _found(
 def _journal(plan: Plan, order: Order, panel: Panel) -> Iterator[Journal | None]:
     """What has been finished so far, where results are wanted."""
     from rollenv.evaluation.records import Journal
+    from rollenv.files import stamp
 
     if order.out is None:
         yield None
         return
     config = plan.config
     said = {"env": plan.spec.id, "split": panel.split, "tasks_sha256": panel.sha256} | _facts(plan, order)
+    if plan.model is not None and Path(plan.model).is_dir():
+        said["files of the model"] = stamp(Path(plan.model))
     said["sampling"] = config.sampling.model_dump(mode="json", exclude={"temperature"})
     said["rollout"] = config.rollout.model_dump(mode="json", exclude={"concurrency"})
     with Journal.opened(order.out, said) as journal:
