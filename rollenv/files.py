@@ -29,8 +29,7 @@ def write_atomically(path: Path, parts: Iterable[str]) -> None:
 
 
 def stamp(folder: Path) -> str:
-    """What the files of a folder are called, how long they are and when they were written, as 16 hex digits: another one
-    once any of them was written again.
+    """The names, lengths and times of a folder's files as 16 hex digits: others once any of them was written again.
 
     Raises:
         OSError: the folder cannot be read.
