@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from server.serving import running, served
 import rollenv
 from rollenv import RollenvError
 from rollenv.envs.adapters.openenv import OpenEnvEnv
+from rollenv.server import wire
 
 core: Any = pytest.importorskip("openenv.core", reason="needs the package openenv, in an environment of its own")
 
@@ -157,21 +160,34 @@ def test_fields_that_there_are_not_are_refused(spelling: str) -> None:
         OpenEnvEnv(spelling, text_field="txt").reset()
 
 
-def test_the_real_client_plays_on_a_server_of_ours(temp_registry: Any) -> None:
-    toys.register()
-    local = toys.Colours()
-    with served("colours") as (address, _):
-        client = core.GenericEnvClient(base_url=f"{address}/colours").sync()
-        with client:
-            for task in local.tasks.ids("test")[:5]:
-                seen = client.reset(task=task, seed=3)
-                observation, info = local.reset(options={"task": task})
-                assert (seen.observation["text"], seen.observation["info"], seen.done) == (observation, info, False)
-                while not seen.done:
-                    seen = client.step({"action": "blue"})
-                    observation, reward, terminated, truncated, info = local.step("blue")
-                    assert (seen.observation["text"], seen.reward, seen.done) == (observation, reward, terminated)
-                    assert (seen.observation["truncated"], seen.observation["info"]) == (truncated, info)
+@pytest.mark.parametrize("name", ["webshop", "alfworld"])
+def test_a_hundred_episodes_of_the_real_client_on_a_server_of_ours_are_the_local_ones(name: str) -> None:
+    local, draw = rollenv.make(name), random.Random(name)
+    tasks = local.tasks.ids(rollenv.spec(name).eval_split)[:100]
+    steps = 0
+    with served(name) as (address, _), core.GenericEnvClient(base_url=f"{address}/{name}").sync() as client:
+        for task in tasks:
+            seen, here = client.reset(task=task, seed=3), local.reset(seed=3, options={"task": task})
+            assert (seen.observation["text"], seen.observation["info"]) == as_sent(here)
+            for _ in range(15):
+                actions = here[-1].get("admissible_actions") or ["search[red shoes]"]
+                action = draw.choice([*actions, "nonsense"])
+                seen, here = client.step({"action": action}), local.step(action)
+                text, reward, terminated, truncated, info = here
+                assert (seen.observation["text"], seen.observation["info"]) == as_sent((text, info))
+                assert (seen.reward, seen.done) == (reward, terminated or truncated)
+                assert (seen.observation["terminated"], seen.observation["truncated"]) == (terminated, truncated)
+                steps += 1
+                if seen.done:
+                    break
+    assert len(tasks) == 100
+    assert steps > 500
+
+
+def as_sent(said: Any) -> tuple[str, Any]:
+    """An observation and its info as JSON has them."""
+    text, info = said
+    return text, json.loads(wire.dump(info))
 
 
 def test_our_server_is_played_as_a_foreign_one(temp_registry: Any) -> None:
