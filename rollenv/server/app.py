@@ -96,6 +96,8 @@ def make_app(hosts: Mapping[str, EnvHost], token: str | None = None) -> FastAPI:
     for prefix, name in [("", first), *((f"/{name}", name) for name in hosts)]:
         for router in routes[name]:
             app.include_router(router, prefix=prefix, tags=[name])
+        if prefix:
+            app.include_router(_whole(hosts[name]), prefix=prefix, tags=[name])
     return app
 
 
@@ -150,6 +152,27 @@ def _common(hosts: Mapping[str, EnvHost]) -> APIRouter:
         registry = CollectorRegistry()
         registry.register(_Figures(hosts))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _whole(host: EnvHost) -> APIRouter:
+    """What makes of an environment's own address a server of its own, for who expects one."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the environment is served."""
+        return {"status": "degraded" if host.sessions.draining else "healthy"}
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> JSONResponse:
+        """The paths below the environment's address."""
+        said, prefix = request.app.openapi(), f"/{host.spec.name}"
+        paths = {
+            path.removeprefix(prefix): what for path, what in said["paths"].items() if path.startswith(f"{prefix}/")
+        }
+        return JSONResponse({**said, "paths": paths})
 
     return router
 

@@ -6,7 +6,10 @@ import contextlib
 import functools
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +185,16 @@ def test_a_hundred_episodes_of_the_real_client_on_a_server_of_ours_are_the_local
                     break
     assert len(tasks) == 100
     assert steps > 500
+
+
+@pytest.mark.parametrize("path", ["", "/colours"])
+def test_its_own_validation_passes(path: str, temp_registry: Any) -> None:
+    toys.register()
+    with served("colours") as (address, _):
+        command = [str(Path(sys.executable).with_name("openenv")), "validate", "--url", f"{address}{path}", "--json"]
+        said = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout)
+    assert said["summary"]["failed_criteria"] == []
+    assert said["passed"]
 
 
 def as_sent(said: Any) -> tuple[str, Any]:
