@@ -154,6 +154,7 @@ class WorkerPool:
         self._numbers = itertools.count()
         self._idle: dict[Worker, list[RemoteEnv]] = {}
         self._gone: list[Worker] = []  # ended, but perhaps not reaped
+        self._successors: set[Worker] = set()
         self._closed = False
         self.deaths = 0
         """Processes that ended or were killed before their time."""
@@ -182,8 +183,9 @@ class WorkerPool:
             if self._closed:
                 raise RollenvError("the pool of environments is closed")
             if len(self._idle) < self._n_workers:  # one did not even start: it is tried again when it is needed
-                self._start()
-            worker = min(self._idle, key=lambda w: (w.load, w.n_pending))
+                self._succeed()
+            # What one died of, the next may die of as well: until it has started, the others are asked.
+            worker = min(self._idle, key=lambda w: (w in self._successors and not w.started, w.load, w.n_pending))
             worker.load += 1
         except BaseException:
             self._gate.leave()
@@ -228,19 +230,25 @@ class WorkerPool:
             close_aside([self._owner])
             self._owner = None
 
-    def _start(self) -> None:
+    def _start(self) -> Worker:
         worker = Worker(self._setup, max(*self._seconds, START_SECONDS), self._on_end)
         self._idle[worker] = []
+        return worker
+
+    def _succeed(self) -> None:
+        """Starts one in the place of one that has ended."""
+        self._successors.add(self._start())
 
     def _on_end(self, worker: Worker) -> None:
         self._idle.pop(worker, None)
+        self._successors.discard(worker)
         self._gone = [gone for gone in self._gone if gone.process.poll() is None] + [worker]
         if self._closed:
             return
         self.deaths += 1
         if worker.started:
             with contextlib.suppress(RollenvError):  # then it is tried again when it is needed
-                self._start()
+                self._succeed()
 
 
 def portable(spec: EnvSpec, arguments: Mapping[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
-STEPS, GROUPS, SIZE = 30, 3, 4
+STEPS, GROUPS, SIZE = 30, 2, 4
 WORDS = [
     f"steps={STEPS}",
     f"groups={GROUPS}",

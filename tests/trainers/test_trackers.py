@@ -7,6 +7,7 @@ import json
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,7 @@ def two_lives(name: str, folder: Path) -> TrackedRun:
         for now in range(step + bool(step), last):
             writer.write({"step": now, "success": now / 10, "stale_tokens/1": 2.0})
         writer.close()
+        time.sleep(1.0)  # TensorBoard reads its files in the order of their names, which begin with a second
     return TrackedRun(folder, id=trackers.run_id(folder, 1)) if name != "tensorboard" else TrackedRun(folder)
 
 
