@@ -1,10 +1,11 @@
 """An environment server under load: steps per second and latency by WebSocket, and what idle sessions cost.
 
 A server process on one core, as many clients as sessions in this process on the others, all of them WebShop episodes of
-random clicks with a search at their beginning. Printed: steps per second of the whole server, the median and the 99th
-percentile of a step's latency as clients see it, and the server's memory per idle session. With OpenEnv's own package
-installed (`pip install openenv-core`), its server hosts the same environment on the same core, and the ratio of both is
-printed.
+random clicks with a search at their beginning. Printed: steps per second of the whole server when every client steps as
+soon as it has an answer; the median and the 99th percentile of a step's latency, as clients see it, then and when they
+think for a while between steps (exponentially, so long that 2,000 steps/s are asked for); and the server's memory per
+idle session. With OpenEnv's own package installed (`pip install openenv-core`), its server hosts the same environment on
+the same core, and the ratio of both is printed.
 
 Usage: python benchmarks/serving.py [--sessions 500] [--idle 5000] [--seconds 10] [--json FILE]
 """
@@ -34,6 +35,8 @@ PYTHON = [sys.executable, "-c"]
 SERVE = [*PYTHON, "import sys; from rollenv.cli import main; sys.exit(main())", "serve", "--env", "webshop"]
 HERE = str(Path(__file__).parent)
 OPENENV = [*PYTHON, f"import sys; sys.path.insert(0, {HERE!r}); import openenv_webshop; openenv_webshop.serve()"]
+OFFERED = 2000.0
+"""Steps per second that all clients together ask for when they think between steps."""
 AT_ONCE = 64
 """Connections that are opened at the same time."""
 
@@ -78,11 +81,14 @@ async def closed(sockets: list[ClientConnection]) -> None:
     await asyncio.gather(*(socket.close() for socket in sockets), return_exceptions=True)
 
 
-async def played(socket: ClientConnection, seed: int, until: float, latencies: list[float]) -> None:
-    """Episodes of a search and of random clicks."""
+async def played(socket: ClientConnection, seed: int, until: float, latencies: list[float], think: float) -> None:
+    """Episodes of a search and of random clicks, with so many seconds between two steps in the mean."""
     draw = random.Random(seed)
     action = "search[wool hat]"
-    while (began := time.perf_counter()) < until:
+    while time.perf_counter() < until:
+        if think:
+            await asyncio.sleep(draw.expovariate(1 / think))
+        began = time.perf_counter()
         seen = (await said(socket, "step", action=action))["observation"]
         latencies.append(time.perf_counter() - began)
         info, over = seen.get("info") or {}, seen.get("terminated") or seen.get("truncated")
@@ -94,13 +100,13 @@ async def played(socket: ClientConnection, seed: int, until: float, latencies: l
             action = draw.choice(choices)
 
 
-async def load(address: str, sessions: int, seconds: float) -> dict[str, float]:
+async def load(address: str, sessions: int, seconds: float, think: float = 0.0) -> dict[str, float]:
     """What so many clients get out of a server in that time."""
     sockets = await opened(address, sessions)
     latencies: list[float] = []
     began = time.perf_counter()
     until = began + seconds
-    await asyncio.gather(*(played(socket, i, until, latencies) for i, socket in enumerate(sockets)))
+    await asyncio.gather(*(played(socket, i, until, latencies, think) for i, socket in enumerate(sockets)))
     took = time.perf_counter() - began
     await closed(sockets)
     cuts = statistics.quantiles(latencies, n=100)
@@ -129,9 +135,13 @@ def main() -> None:
     places = max(options.sessions, options.idle) + 10
     with server([*SERVE, "--port", "0", "--sessions", str(places)], first) as (address, process):
         figures = asyncio.run(load(address, options.sessions, options.seconds))
+        paced = asyncio.run(load(address, options.sessions, options.seconds, options.sessions / OFFERED))
+        figures |= {f"paced_{key}": value for key, value in paced.items()}
         figures["idle_mib"] = asyncio.run(idle(address, process, options.idle))
     print(f"{options.sessions} sessions: {figures['steps_per_second']:,.0f} steps/s (goal 2,000)")
-    print(f"  a step: median {figures['p50_ms']:.1f} ms, 99% within {figures['p99_ms']:.1f} ms (goal 50)")
+    print(f"  a step: median {figures['p50_ms']:.1f} ms, 99% within {figures['p99_ms']:.1f} ms")
+    print(f"the same that think between steps: {paced['steps_per_second']:,.0f} steps/s")
+    print(f"  a step: median {paced['p50_ms']:.1f} ms, 99% within {paced['p99_ms']:.1f} ms (goal 50)")
     print(f"{options.idle} idle sessions: {figures['idle_mib']:.0f} MiB (goal 500)")
     if importlib.util.find_spec("openenv") is None:
         print("OpenEnv's own server is left out: pip install openenv-core")
