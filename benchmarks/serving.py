@@ -4,8 +4,8 @@ A server process on one core, as many clients as sessions in this process on the
 random clicks with a search at their beginning. Printed: steps per second of the whole server when every client steps as
 soon as it has an answer; the median and the 99th percentile of a step's latency, as clients see it, then and when they
 think for a while between steps (exponentially, so long that 2,000 steps/s are asked for); and the server's memory per
-idle session. With OpenEnv's own package installed (`pip install openenv-core`), its server hosts the same environment on
-the same core, and the ratio of both is printed.
+idle session. With OpenEnv's own package installed (`pip install openenv-core`), its server hosts the same environment
+on the same core, and the ratio of both is printed.
 
 Usage: python benchmarks/serving.py [--sessions 500] [--idle 5000] [--seconds 10] [--json FILE]
 """
