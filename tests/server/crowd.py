@@ -2,7 +2,8 @@
 
 python crowd.py ADDRESS TOKEN SEED SESSIONS EPISODES [SECONDS BETWEEN STEPS]
 
-Says `playing` when all sessions have begun an episode, and `done BROKEN` in the end: how often a connection broke.
+Says `playing` when all sessions have begun an episode. Told to finish, by a line, each session ends after that many
+episodes; `done BROKEN` says in the end how often a connection broke.
 """
 
 from __future__ import annotations
@@ -29,18 +30,24 @@ class Crowd:
         self._seed, self._sessions, self._episodes, self._pause = seed, sessions, episodes, pause
         self._begun: set[int] = set()
         self._broken = 0
+        self._told = False
 
     async def play(self) -> None:
         """All of them, to the end."""
-        await asyncio.gather(*(self._session(n) for n in range(self._sessions)))
+        told = asyncio.ensure_future(self._listen())
+        await asyncio.gather(told, *(self._session(n) for n in range(self._sessions)))
         print("done", self._broken, flush=True)
+
+    async def _listen(self) -> None:
+        await asyncio.to_thread(sys.stdin.readline)
+        self._told = True
 
     async def _session(self, n: int) -> None:
         played = 0
-        while played < self._episodes:
+        while not (self._told and played >= self._episodes):
             try:
                 async with connect(self._address, open_timeout=120, ping_interval=None) as socket:
-                    while played < self._episodes:
+                    while not (self._told and played >= self._episodes):
                         await self._episode(socket, n, f"{self._seed}-{n}-{played}")
                         played += 1
             except (OSError, WebSocketException, TimeoutError):
