@@ -109,10 +109,10 @@ class BubblewrapSandbox(BaseSandbox):
         await self._holder.start(self._root)
         folders = " ".join(f"{_BASE}/m/{n}" for n in range(len(self.spec.folders)))
         layers = ":".join(map(str, reversed(self._image.layers)))
-        root = f"mount --bind '{layers}' {_BASE}/root"
+        root = f"mount --bind '{layers}' {_BASE}/image"
         if len(self._image.layers) > 1:
-            root = f"mount -t overlay -o ro,lowerdir='{layers}' overlay {_BASE}/root"
-        lay_out = [self._overlay.mount_disk(), f"mkdir -p {_BASE}/root {_BASE}/none {folders}", root]
+            root = f"mount -t overlay -o ro,lowerdir='{layers}' overlay {_BASE}/image"
+        lay_out = [self._overlay.mount_disk(), f"mkdir -p {_BASE}/image {_BASE}/none {folders}", root]
         await self._holder.run("\n".join([*lay_out, self._overlay.attach()]))
         if self.spec.network:
             self._gateway = await open_gateway(self.spec.network, self._holder.pid)
@@ -134,7 +134,7 @@ class BubblewrapSandbox(BaseSandbox):
             if name in ("proc", "dev", "sys", "run") or f"/{name}" in self.spec.folders:
                 continue
             view += (
-                ["--ro-bind", f"{_BASE}/root/{name}", f"/{name}"] if link is None else ["--symlink", link, f"/{name}"]
+                ["--ro-bind", f"{_BASE}/image/{name}", f"/{name}"] if link is None else ["--symlink", link, f"/{name}"]
             )
         for n, folder in enumerate(self.spec.folders):
             view += ["--bind", f"{_BASE}/m/{n}", folder]

@@ -13,6 +13,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rollenv.envs.adapters.foreign import ForeignEnv, Seen, called, checked_range, plain
@@ -110,11 +111,12 @@ class VerifiersEnv(ForeignEnv):
         return super().__getstate__() | {"_rollout": None}
 
 
+@dataclass(frozen=True, slots=True)
 class Asked:
     """What the environment wants an answer to: the messages that are new, as text, and the tools that may be called."""
 
-    def __init__(self, text: str, tools: list[dict[str, Any]]) -> None:
-        self.text, self.tools = text, tools
+    text: str
+    tools: list[dict[str, Any]]
 
 
 class Rollout:

@@ -25,7 +25,7 @@ class Rescored:
     Attributes:
         before, after: the episodes, in the same order; one that had failed is left as it was.
         rewards, successes: how many have another reward, and another success.
-        otherwise: the places of those in which the environment said something else than before, and the turn.
+        otherwise: those in which the environment said something else than before, each with the first such turn.
     """
 
     before: list[Trajectory]

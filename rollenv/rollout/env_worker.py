@@ -317,11 +317,12 @@ def collateral() -> Fault:
     return Fault("env", "crash", "another environment took their worker process down", collateral=True)
 
 
-def _raised(answer: Answer) -> BaseException | None:
-    """The environment's own exception, if this process knows its kind."""
+def _raised(answer: Answer) -> Exception | None:
+    """The environment's own exception, if this process knows its kind; not what would end a process, such as
+    `sys.exit()` there."""
     with contextlib.suppress(Exception):
         error = pickle.loads(answer.raised or b"")
-        return error if isinstance(error, BaseException) else None
+        return error if isinstance(error, Exception) else None
     return None
 
 

@@ -70,7 +70,11 @@ def test_what_ends_its_process_ends_nobody_elses_session(faulty: Any, task: str,
 
 def test_an_error_of_the_environment_itself_is_told_as_ever_and_the_session_goes_on(faulty: Any) -> None:
     with rollenv.connect(faulty[0]) as env:
-        for task, why in (("raise-0", "failed with RuntimeError"), ("unsendable-0", "cannot be sent")):
+        for task, why in (
+            ("raise-0", "failed with RuntimeError"),
+            ("unsendable-0", "cannot be sent"),
+            ("sys.exit-0", "SystemExit: 3"),
+        ):
             with pytest.raises(RollenvError, match=why):
                 at_its_second_step(env, task)
         assert at_its_second_step(env, "good-0")[1] == 0.25
