@@ -6,7 +6,7 @@ Invariant: `prompt_ids` and `completion_ids` are the tokens the engine saw and s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -117,6 +117,13 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def fields_of(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass and their values; lists and dicts are copies, what is in them is shared. (`asdict` goes
+    through every token.)"""
+    values = ((name, getattr(record, name)) for name in type(record).__dataclass_fields__)
+    return {name: value.copy() if isinstance(value, (list, dict)) else value for name, value in values}
+
+
 @dataclass(slots=True)
 class Trajectory:
     """One episode, whole. `group` and `sample` place it among the samples of its task; `attempt` counts retries."""
@@ -193,7 +200,12 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serialisable form; `from_dict` reads it back to an equal trajectory."""
-        return asdict(self) | {"stop": self.stop.value, "reward": self.reward}
+        return fields_of(self) | {
+            "turns": [fields_of(turn) for turn in self.turns],
+            "stop": self.stop.value,
+            "failure": None if self.failure is None else fields_of(self.failure),
+            "reward": self.reward,
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -161,6 +162,18 @@ def test_a_trajectory_survives_json(played: Trajectory) -> None:
     again = Trajectory.from_dict(json.loads(written))
     assert again == played
     assert json.dumps(again.to_dict()) == written
+
+
+@given(trajectories())
+def test_the_written_form_is_its_fields_and_changing_it_changes_nothing(played: Trajectory) -> None:
+    written = played.to_dict()
+    assert written == asdict(played) | {"stop": played.stop.value, "reward": played.reward}
+    before = json.dumps(written)
+    written["info"]["later"] = 1
+    written["turns"].append({})
+    for turn in written["turns"][:-1]:
+        turn["completion_ids"].append(7)
+    assert json.dumps(played.to_dict()) == before
 
 
 def test_the_written_form_can_be_read_without_rollenv() -> None:

@@ -9,13 +9,14 @@ events.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollenv.rollout.groups import Group, GroupRequest, Selection, planned
 from rollenv.rollout.selection import FilterMode, Worth, episode_return, has_signal
 from rollenv.rollout.sources import Draw, TaskSource
 from rollenv.rollout.staleness import admissible, last_version, overdue
+from rollenv.trajectory import fields_of
 
 
 @dataclass(slots=True)
@@ -289,10 +290,10 @@ class SampleBuffer:
             "late": sorted(self._late),
             "discarded_groups": self.discarded_groups,
             "source": self._source.state_dict(),
-            "running": [asdict(request) for request in self._running.values()],
+            "running": [fields_of(request) for request in self._running.values()],
             "ready": [group.to_dict() for group in self._ready],
             "idle": [group.to_dict() for group in self._idle],
-            "again": [asdict(request) for request in self._again],
+            "again": [fields_of(request) for request in self._again],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[GroupRequest]:

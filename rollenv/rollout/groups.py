@@ -6,12 +6,12 @@ Invariant: which episodes of a group count is a function of what has ended so fa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rollenv.rollout.episode import EpisodeRequest
 from rollenv.seeding import derive_seed
-from rollenv.trajectory import Trajectory
+from rollenv.trajectory import Trajectory, fields_of
 
 Selection = Literal["first", "unbiased"]
 """Which of redundant rollouts count: those that finish first, or those that were planned, where a spare takes the
@@ -71,7 +71,7 @@ class Group:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable; `from_dict` reads it back."""
-        return {"request": asdict(self.request), "trajectories": [t.to_dict() for t in self.trajectories]}
+        return {"request": fields_of(self.request), "trajectories": [t.to_dict() for t in self.trajectories]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Group:
@@ -156,7 +156,7 @@ class GroupProgress:
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable; `from_dict` reads it back (what was late has its time again)."""
         return {
-            "request": asdict(self.request),
+            "request": fields_of(self.request),
             "attempts": [[sample, n] for sample, n in self.attempts.items()],
             "ended": [t.to_dict() for t in self._done.values()],
             "lost": [t.to_dict() for t in self._lost.values()],
