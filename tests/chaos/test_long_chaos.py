@@ -26,7 +26,7 @@ WORDS = [
     "checkpoint.every=10",
     "filter=keep",
 ]
-WORKERS = ["eta=1", "env_executor=process", "env_workers=2", "step_seconds=0.5", "reset_seconds=5", "max_attempts=60"]
+WORKERS = ["eta=1", "env_executor=process", "env_workers=2", "step_seconds=0.5", "reset_seconds=1", "max_attempts=60"]
 FAULTS = ["--inject", "env_crash=0.05", "env_hang=0.02", "engine_error=0.02"]
 MARK = "ROLLENV_TEST_CHAOS"
 
