@@ -22,16 +22,21 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
     """Runs the command line and returns its one sentence."""
 
     def run(*words: str) -> str:
-        before = sorted(tmp_path.rglob("*"))
+        before = written(tmp_path)
         code = main(words)
         said = capsys.readouterr()
         assert code == 2, said
         assert said.err.startswith("error: ")
         assert said.err.count("\n") == 1, said.err
-        assert sorted(tmp_path.rglob("*")) == before
+        assert written(tmp_path) == before
         return said.err
 
     return run
+
+
+def written(folder: Path) -> list[Path]:
+    """All that is in a folder, but for what Python keeps of a file that is imported."""
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
 
 
 @pytest.mark.parametrize(
