@@ -26,6 +26,7 @@ from rollenv.seeding import derive_seed
 from rollenv.trainers.checkpoint import Checkpoint
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.lora import add_adapter, check_lora, load_adapter, save_adapter
+from rollenv.trainers.minibatch import Advantages
 from rollenv.trainers.plan import Plan, Planner, Shard, divided
 from rollenv.trainers.policy import Policy, load_model, save_model
 from rollenv.trainers.state import load_tensors, save_tensors, snapshot
@@ -53,6 +54,10 @@ class Learner(Protocol):
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
         """One training step; its figures."""
+        ...
+
+    async def advantages(self) -> Advantages:
+        """What the tokens of the last step trained with."""
         ...
 
     async def weights(self) -> Mapping[str, Tensor]:
@@ -199,6 +204,9 @@ class LocalLearner:
             return await asyncio.to_thread(self.trainer.step, groups)
         return self.trainer.step(groups)
 
+    async def advantages(self) -> Advantages:
+        return self.trainer.advantages()
+
     async def weights(self) -> Mapping[str, Tensor]:
         return weights_for_engines(self.trainer, self._config)
 
@@ -263,6 +271,10 @@ class TrainerRank:
     def step(self, shard: Shard, plan: Plan) -> dict[str, float]:
         """See `PolicyTrainer.step_on`."""
         return self.trainer.step_on(plan, shard)
+
+    def advantages(self) -> Advantages:
+        """See `PolicyTrainer.advantages`."""
+        return self.trainer.advantages()
 
     def weights(self) -> tuple[Manifest, list[Any]]:
         """The weights, packed; those of the first rank are enough."""
@@ -332,6 +344,10 @@ class RankedLearner:
         n = len(self._group)
         common, shards = divided(self._planner.plan(groups, self._shares, n), n)
         return self._runtime.put(common), shards
+
+    async def advantages(self) -> Advantages:
+        found: Advantages = await _alive(self._group.rank_zero("advantages"))
+        return found
 
     async def weights(self) -> Mapping[str, Tensor]:
         return unpacked(*(await _alive(self._group.broadcast("weights")))[0])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollenv.errors import RollenvError
-from rollenv.evaluation.export import keep, kept_steps
+from rollenv.evaluation.export import Exported, keep, kept_steps
 from rollenv.files import write_atomically
 from rollenv.rollout.buffer import Batch
 from rollenv.trainers.trackers import MakeTracker, TensorBoard, TrackedRun, Trackers, run_id
+from rollenv.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rollenv.trainers.minibatch import Advantages
 
 
 class StepLog:
@@ -88,14 +92,24 @@ class MetricsWriter:
             for group in batch.played
         )
 
-    def keep_trajectories(self, step: int, batch: Batch) -> None:
+    def keep_trajectories(self, step: int, batch: Batch, advantages: Advantages) -> None:
         """Keeps the episodes of a batch, for `rollenv export`. Raises RollenvError when the disk refuses."""
         trained = {group.request.index for group in batch.groups}
-        keep(self._run, step, ((t, g.request.index in trained) for g in batch.played for t in g.trajectories))
+        episodes = ((group.request.index, t) for group in batch.played for t in group.trajectories)
+        kept = (Exported(t, step, i in trained, _by_token(t, advantages.get((i, t.sample)))) for i, t in episodes)
+        keep(self._run, step, kept)
 
     def close(self) -> None:
         """Waits until trackers have what there is to see."""
         self._trackers.close()
+
+
+def _by_token(trajectory: Trajectory, given: Mapping[int, Sequence[float]] | None) -> list[list[float]] | None:
+    """Of each turn the advantages of all its sampled tokens. (One that nothing came before did not train.)"""
+    if not given:
+        return None
+    turns = [(len(turn.completion_ids), given.get(number, ())) for number, turn in enumerate(trajectory.turns)]
+    return [[0.0] * (n - len(advantages)) * bool(advantages) + [*advantages] for n, advantages in turns]
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

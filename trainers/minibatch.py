@@ -95,21 +95,35 @@ class MicroBatch:
         )
 
 
+Advantages = dict[tuple[int, int], dict[int, list[float]]]
+"""By episode (its group's index, its sample), for each turn that trained as a part of it the advantages of its trained
+tokens, in their order."""
+
+
 @dataclass(slots=True)
 class Part:
-    """The groups of a minibatch that one algorithm trains; `algo` is its number. Its `episodes` are numbered from
-    `first_sequence`; `batch_std` is the standard deviation of the returns of all of the algorithm's groups. `groups`
-    are there where credit is given late and looks at them, else it is empty."""
+    """The groups of a minibatch that one algorithm trains; `algo` is its number. Its `episodes` (the index of their
+    group, their sample) are numbered from `first_sequence`; `batch_std` is the standard deviation of the returns of all
+    of the algorithm's groups. `groups` are there where credit is given late and looks at them, else it is empty."""
 
     algo: int
     groups: list[Group]
-    episodes: int
+    episodes: list[tuple[int, int]]
     tokens: TrainTokens
     weights_N: Tensor
     first_sequence: int
     batch_std: float
     returns_N: Tensor | None = None
     micros: list[MicroBatch] = field(default_factory=list)
+
+    def advantages(self) -> Advantages:
+        """What its tokens train with."""
+        found: Advantages = {episode: {} for episode in self.episodes}
+        tokens = self.tokens
+        columns = (tokens.sequence_N - self.first_sequence, tokens.turn_N, tokens.advantages_N)
+        for place, turn, advantage in zip(*(column.tolist() for column in columns), strict=True):
+            found[self.episodes[place]].setdefault(turn, []).append(advantage)
+        return found
 
     def load(self, device: torch.device, rank: int, algo: AlgoConfig) -> None:
         """Moves what every rank has to a device, and packs the micro-batches of `rank` there."""

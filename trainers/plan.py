@@ -153,13 +153,13 @@ class Planner:
         for number, algo in enumerate(self.algos):
             own = self._groups_of(groups, number)
             samples = samples_of(own, algo, stds[number], sequences)
-            episodes = sum(len(group.trainable) for group in own)
+            episodes = [(group.request.index, t.sample) for group in own for t in group.trainable]
             if samples:
                 tokens = train_tokens(samples)
                 late = [_slim(group, algo) for group in own] if credit.looks_at_groups(algo) else []
                 parts.append(Part(number, late, episodes, tokens, tokens.advantages_N, sequences, stds[number]))
                 streams.append(samples)
-            sequences += episodes
+            sequences += len(episodes)
         if not any(part.tokens.targets_N.numel() for part in parts):
             return []
         sequence_N = torch.cat([part.tokens.sequence_N for part in parts])

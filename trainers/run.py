@@ -250,7 +250,7 @@ class TrainRun:
                 await self._hand_over_weights()
         self._metrics.write_groups(self.step, batch)
         if self.config.trajectories and self.step % self.config.trajectories == 0:
-            self._metrics.keep_trajectories(self.step, batch)
+            self._metrics.keep_trajectories(self.step, batch, await self.learner.advantages())
         seconds = {"seconds": time.perf_counter() - began, "rollout_seconds": played - began}
         figures |= batch_figures(batch) | seconds | {"train_seconds": trained - played}
         figures["tokens_per_second"] = figures["tokens"] / figures["seconds"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from rollenv.trainers.algorithms.kl import KL, adapted
 from rollenv.trainers.algorithms.losses import value_loss
 from rollenv.trainers.critic import Critic
 from rollenv.trainers.figures import Totals, token_figures, update_figures, value_figures
-from rollenv.trainers.minibatch import MicroBatch, Part, sizes
+from rollenv.trainers.minibatch import Advantages, MicroBatch, Part, sizes
 from rollenv.trainers.objective import Stream, token_loss
 from rollenv.trainers.optim import adamw, clip_gradients, lr_factor
 from rollenv.trainers.plan import Plan, Planner, Shard, united
@@ -64,6 +65,7 @@ class PolicyTrainer:
         self.steps_done = 0
         self.lr_scale = 1.0
         self._parked: Parked | None = None
+        self._trained: list[Part] = []
         self._kl_coefs = [a.kl_coef for a in self._algos]
         self._strategy = strategy
         self._reference_workers: Workers | None = None
@@ -151,7 +153,12 @@ class PolicyTrainer:
         self.steps_done += 1
         figures = self._figures(parts, totals, norms, self._optim.lr * factor)
         self._steer_kl(parts, totals)
+        self._trained = [replace(part, micros=[], groups=[]) for part in parts]
         return figures
+
+    def advantages(self) -> Advantages:
+        """What the tokens of the last step trained with; of all ranks, in each of them."""
+        return {episode: turns for part in self._trained for episode, turns in part.advantages().items()}
 
     # -- what frozen weights say, and the credit that follows -----------------------------------------------------
 
@@ -327,7 +334,7 @@ class PolicyTrainer:
         for number, algo in enumerate(self._algos):
             if algo.kl_target is not None and totals[number].tokens:
                 kl = totals[number].values["kl"] / totals[number].tokens
-                episodes = sum(part.episodes for part in parts if part.algo == number)
+                episodes = sum(len(part.episodes) for part in parts if part.algo == number)
                 self._kl_coefs[number] = adapted(self._kl_coefs[number], kl, algo.kl_target, episodes, algo.kl_horizon)
 
     def close(self) -> None:

@@ -31,6 +31,8 @@ BATCH = 256
 ROW = {
     "step": "training step that the episode was played for; null in an evaluation",
     "trained": "whether its group was trained; null in an evaluation",
+    "advantages": "of each turn the advantages that its sampled tokens trained with, none where it did not train; null "
+    "for an episode that did not",
     "env, task, seed": "what was played",
     "group, sample, attempt": "its place among the episodes of the run",
     "stop": "why it ended (`rollenv.trajectory.StopReason`)",
@@ -50,11 +52,24 @@ _STEP_FILE = re.compile(r"step-(\d+)\.jsonl")
 
 @dataclass(slots=True)
 class Exported:
-    """An episode with what the folder says of it beside."""
+    """An episode with what the folder says of it beside: see `ROW`."""
 
     trajectory: Trajectory
     step: int | None = None
     trained: bool | None = None
+    advantages: list[list[float]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable; `from_dict` reads it back."""
+        beside = {"step": self.step, "trained": self.trained, "advantages": self.advantages}
+        return beside | self.trajectory.to_dict()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Exported:
+        """The inverse of `to_dict`; of an evaluation, too, which says of its episodes what they are and no more."""
+        beside = ("step", "trained", "advantages")
+        of_episode = {key: value for key, value in data.items() if key not in (*beside, "tasks_sha256")}
+        return cls(Trajectory.from_dict(of_episode), *(data.get(key) for key in beside))
 
 
 # -- what a folder holds -------------------------------------------------------------------------------------------
@@ -71,14 +86,13 @@ def kept_steps(run: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), file) for file in files if (match := _STEP_FILE.fullmatch(file.name)))
 
 
-def keep(run: Path, step: int, episodes: Iterable[tuple[Trajectory, bool]]) -> None:
-    """Keeps the episodes of a training step, each with whether it was trained.
+def keep(run: Path, step: int, episodes: Iterable[Exported]) -> None:
+    """Keeps the episodes of a training step.
 
     Raises:
         RollenvError: they cannot be written.
     """
-    lines = (json.dumps({"step": step, "trained": trained} | t.to_dict()) + "\n" for t, trained in episodes)
-    write_atomically(step_file(run, step), lines)
+    write_atomically(step_file(run, step), map(_line, episodes))
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -106,13 +120,11 @@ def read(file: Path) -> Iterator[Exported]:
     """
     try:
         for number, data in enumerate(episode_lines(file), 1):
-            step, trained = data.pop("step", None), data.pop("trained", None)
-            data.pop("tasks_sha256", None)
             try:
-                episode = Trajectory.from_dict(data)
+                exported = Exported.from_dict(data)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"line {number} is no episode ({error!r})") from error
-            yield Exported(episode, step, trained)
+            yield exported
     except ValueError as error:
         raise RollenvError(f"'{file}', {error}; export another run") from error
 
@@ -122,7 +134,7 @@ def read(file: Path) -> Iterator[Exported]:
 
 def as_row(exported: Exported) -> dict[str, Any]:
     """An episode as Parquet has it."""
-    row = {"step": exported.step, "trained": exported.trained} | exported.trajectory.to_dict()
+    row = exported.to_dict()
     row["info"], row["branch_cost"] = json.dumps(row["info"]), json.dumps(row["branch_cost"])
     for turn in row["turns"]:
         turn["seconds"] = json.dumps(turn["seconds"])
@@ -131,10 +143,10 @@ def as_row(exported: Exported) -> dict[str, Any]:
 
 def from_row(row: Mapping[str, Any]) -> Exported:
     """The inverse of `as_row`."""
-    data = {key: value for key, value in row.items() if key not in ("step", "trained")}
+    data = dict(row)
     data["info"], data["branch_cost"] = json.loads(data["info"]), json.loads(data["branch_cost"])
     data["turns"] = [turn | {"seconds": json.loads(turn["seconds"])} for turn in data["turns"]]
-    return Exported(Trajectory.from_dict(data), row["step"], row["trained"])
+    return Exported.from_dict(data)
 
 
 def schema() -> pyarrow.Schema:
@@ -167,6 +179,7 @@ def schema() -> pyarrow.Schema:
     columns = {
         "step": pa.int64(),
         "trained": pa.bool_(),
+        "advantages": pa.list_(numbers),
         "env": pa.string(),
         "task": pa.string(),
         "seed": pa.int64(),
@@ -237,7 +250,7 @@ class _Counted:
 
 
 def _line(exported: Exported) -> str:
-    return json.dumps({"step": exported.step, "trained": exported.trained} | exported.trajectory.to_dict()) + "\n"
+    return json.dumps(exported.to_dict()) + "\n"
 
 
 def _write_parquet(episodes: Iterable[Exported], file: Path) -> None:

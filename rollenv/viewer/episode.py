@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollenv.viewer.facts import as_text
@@ -16,9 +16,11 @@ def shown(episode: Mapping[str, Any], texts: TokenTexts) -> dict[str, Any]:
     """An episode as the page gets it.
 
     A turn has `observation`, `completion`, `action`, `reward`, `valid_action`, `fork`, `seconds`, `prompt_tokens`, and
-    of its sampled tokens `logprobs`, `versions` and, where the tokenizer is known, `pieces`, their texts; `prompt` is
-    then what the model newly read, as text.
+    of its sampled tokens `logprobs`, `versions`, `advantages` (empty where it did not train) and, where the tokenizer
+    is known, `pieces`, their texts; `prompt` is then what the model newly read, as text.
     """
+    turns = episode["turns"]
+    advantages = episode.get("advantages") or [[]] * len(turns)
     return {
         "env": episode["env"],
         "task": episode["task"],
@@ -34,11 +36,11 @@ def shown(episode: Mapping[str, Any], texts: TokenTexts) -> dict[str, Any]:
         "failure": episode["failure"],
         "info": episode["info"],
         "shared": episode["shared"],
-        "turns": [_turn(turn, texts) for turn in episode["turns"]],
+        "turns": [_turn(turn, of, texts) for turn, of in zip(turns, advantages, strict=False)],
     }
 
 
-def _turn(turn: Mapping[str, Any], texts: TokenTexts) -> dict[str, Any]:
+def _turn(turn: Mapping[str, Any], advantages: Sequence[float], texts: TokenTexts) -> dict[str, Any]:
     pieces = texts.pieces(turn["completion_ids"])
     prompt = texts.pieces(turn["prompt_ids"])
     return {
@@ -55,6 +57,7 @@ def _turn(turn: Mapping[str, Any], texts: TokenTexts) -> dict[str, Any]:
         "pieces": pieces or None,
         "logprobs": turn["logprobs"],
         "versions": turn["policy_versions"],
+        "advantages": advantages,
         "branch_returns": turn.get("branch_returns", []),
     }
 

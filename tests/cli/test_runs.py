@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +244,13 @@ def test_the_episodes_of_a_run_are_kept_and_exported(
     assert {row["step"] for row in rows} == {2}
     groups = [line for line in map(json.loads, (run / "groups.jsonl").read_text().splitlines()) if line["step"] == 2]
     assert sorted(row["reward"] for row in rows) == sorted(r for group in groups for r in group["rewards"])
+    for row in (row for row in rows if row["trained"]):
+        given = row["advantages"]
+        assert [len(of_turn) for of_turn in given] == [len(turn["completion_ids"]) for turn in row["turns"]]
+        rewards = [r for group in groups if group["index"] == row["group"] for r in group["rewards"]]
+        above = row["reward"] - statistics.mean(rewards)
+        assert all(value == pytest.approx(0, abs=1e-6) or value * above > 0 for of_turn in given for value in of_turn)
+    assert any(any(map(any, row["advantages"] or [])) for row in rows)
     assert f"exported {len(rows)} episodes to" in capsys.readouterr().out
     assert main(["export", str(tmp_path / "no"), "--to", "jsonl"]) == 2
     assert "there is no folder" in capsys.readouterr().err

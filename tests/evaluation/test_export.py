@@ -51,15 +51,22 @@ TRAJECTORIES = st.builds(
     st.lists(st.integers(0, 9), max_size=3),
     st.dictionaries(st.sampled_from(["episodes", "tokens"]), NUMBERS),
 )
-EXPORTED = st.builds(Exported, TRAJECTORIES, st.none() | st.integers(0, 10**6), st.none() | st.booleans())
+EXPORTED = st.builds(
+    Exported,
+    TRAJECTORIES,
+    st.none() | st.integers(0, 10**6),
+    st.none() | st.booleans(),
+    st.none() | st.lists(st.lists(NUMBERS, max_size=2), max_size=3),
+)
 
 
-def episodes(n: int, step: int = 1) -> list[tuple[Trajectory, bool]]:
+def episodes(n: int, step: int = 1) -> list[Exported]:
     turn = Turn("see ü\n", [1, 2], [3], [-0.123456789012345], [step], completion="go", reward=0.1, seconds={"env": 0.5})
-    return [
-        (Trajectory("shop", f"t{i}", i, i, 0, 0, [turn] * (i % 3), StopReason.TERMINATED, success=bool(i % 2)), i > 0)
+    played = [
+        Trajectory("shop", f"t{i}", i, i, 0, 0, [turn] * (i % 3), StopReason.TERMINATED, success=bool(i % 2))
         for i in range(n)
     ]
+    return [Exported(t, step, i > 0, [[-0.5]] * (i % 3) if i else None) for i, t in enumerate(played)]
 
 
 @pytest.fixture
@@ -90,7 +97,7 @@ def test_every_form_holds_the_episodes_of_all_kept_steps_in_order(
     out = tmp_path / "out" / "it"
     assert export(run_folder, form, out, counts.append) == 9
     assert counts == list(range(1, 10))
-    expected = [Exported(t, step, trained) for step in (2, 4, 10) for t, trained in episodes(3, step)]
+    expected = [exported for step in (2, 4, 10) for exported in episodes(3, step)]
     if form == "jsonl":
         found = list(read(out))
     elif form == "parquet":
@@ -119,10 +126,11 @@ def test_what_cannot_be_read_leaves_nothing(form: Any, run_folder: Path, tmp_pat
 
 
 def test_an_evaluations_trajectories_are_exported_too(tmp_path: Path) -> None:
-    lines = [json.dumps(t.to_dict() | {"tasks_sha256": "x"}) + "\n" for t, _ in episodes(4)]
+    lines = [json.dumps(each.trajectory.to_dict() | {"tasks_sha256": "x"}) + "\n" for each in episodes(4)]
     (tmp_path / "trajectories.jsonl").write_text("".join(lines))
     assert export(tmp_path, "jsonl", tmp_path / "export" / "a.jsonl") == 4
-    assert [each.trajectory for each in read(tmp_path / "export" / "a.jsonl")] == [t for t, _ in episodes(4)]
+    found = [each.trajectory for each in read(tmp_path / "export" / "a.jsonl")]
+    assert found == [each.trajectory for each in episodes(4)]
 
 
 def test_a_folder_without_trajectories_is_refused_with_what_to_do(tmp_path: Path) -> None:

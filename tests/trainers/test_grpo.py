@@ -30,6 +30,23 @@ def origin() -> Policy:
     return toys.policy(seed=3)
 
 
+def test_it_tells_what_the_tokens_of_its_last_step_trained_with(origin: Policy) -> None:
+    groups = make_groups(seed=1)
+    trainer = PolicyTrainer(fresh(origin), algo(), optim(minibatches=2), 2)
+    for played in (make_groups(seed=0), groups):
+        trainer.step(played)
+    found = trainer.advantages()
+    assert found.keys() == {(g.request.index, t.sample) for g in groups for t in g.trainable}
+    for group in groups:
+        for trajectory, expected in zip(group.trainable, turn_advantages(group.trainable, algo()), strict=True):
+            turns = found[group.request.index, trajectory.sample]
+            assert {turn: len(given) for turn, given in turns.items()} == {
+                turn: len(played.completion_ids) for turn, played in enumerate(trajectory.turns)
+            }
+            for turn, given in turns.items():
+                assert given == pytest.approx([expected[turn]] * len(given))
+
+
 # -- the reference -----------------------------------------------------------------------------------------------
 
 

@@ -48,17 +48,20 @@ PAIRS = [
 ]
 """Each strategy, and each kind of pass through the model under either of them."""
 
-Trained = tuple[list[dict[str, float]], dict[str, Any]]
+Trained = tuple[list[dict[str, float]], dict[str, Any], list[Any]]
 
 
 def train(model: Path, name: str, spread: Any = SINGLE, steps: int = STEPS) -> Trained:
-    """The figures of each step, and the weights after the last one."""
+    """The figures of each step, the weights after the last one, and what the tokens of each step trained with."""
     algorithm, optimizer, critic = settings(name)
     policy = Policy.load(model)
     trainer = PolicyTrainer(policy, algorithm, optimizer, STEPS, critic=critic, strategy=spread)
-    figures = [trainer.step(make_groups(seed)) for seed in range(steps)]
+    figures, advantages = [], []
+    for seed in range(steps):
+        figures.append(trainer.step(make_groups(seed)))
+        advantages.append(trainer.advantages())
     trainer.close()
-    return figures, {key: value.clone() for key, value in policy.state().items()}
+    return figures, {key: value.clone() for key, value in policy.state().items()}, advantages
 
 
 def train_all(model: Path) -> dict[tuple[str, str], Trained]:
@@ -86,6 +89,15 @@ def assert_equal(single: Trained, ranked: Trained) -> None:
             assert found[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-5)
     for key, value in single[1].items():
         torch.testing.assert_close(ranked[1][key], value, rtol=1e-5, atol=1e-5)
+    for before, after in zip(single[2], ranked[2], strict=True):
+        assert flat(after).keys() == flat(before).keys() != set()
+        assert flat(after) == pytest.approx(flat(before), rel=1e-3, abs=1e-5)
+
+
+def flat(advantages: Any) -> dict[Any, float]:
+    """By episode, turn and token."""
+    tokens = ((episode, turn, given) for episode, turns in advantages.items() for turn, given in turns.items())
+    return {(episode, turn, i): value for episode, turn, given in tokens for i, value in enumerate(given)}
 
 
 @pytest.mark.parametrize(("spread", "name"), PAIRS)
@@ -129,13 +141,15 @@ def few(model: Path) -> Trained:
     """In a rank: a batch with fewer episodes than there are ranks."""
     policy = Policy.load(model)
     trainer = PolicyTrainer(policy, algo(kl_coef=0.1), optim(), 1, strategy=strategy("fsdp2"))
-    return [trainer.step(make_groups(0)[3:4])], {key: value.clone() for key, value in policy.state().items()}
+    figures = [trainer.step(make_groups(0)[3:4])]
+    return figures, {key: value.clone() for key, value in policy.state().items()}, [trainer.advantages()]
 
 
 def test_a_rank_without_work_stays_in_step(model: Path) -> None:
     policy = Policy.load(model)
     trainer = PolicyTrainer(policy, algo(kl_coef=0.1), optim(), 1)
-    expected = [trainer.step(make_groups(0)[3:4])], dict(policy.state())
+    figures = [trainer.step(make_groups(0)[3:4])]
+    expected = figures, dict(policy.state()), [trainer.advantages()]
     found: list[Trained] = in_ranks(2, partial(few, model))
     assert_equal(expected, found[0])
     assert all(torch.equal(found[0][1][key], found[1][1][key]) for key in expected[1])

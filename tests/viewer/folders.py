@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 from server.serving import running
 
-from rollenv.evaluation.export import keep
+from rollenv.evaluation.export import Exported, keep
 from rollenv.evaluation.records import write_episodes
 from rollenv.trajectory import Failure, StopReason, Trajectory, Turn
 from rollenv.viewer.app import make_server
@@ -57,7 +57,7 @@ def training(folder: Path, steps: dict[int, Sequence[Trajectory]], *metrics: dic
     """What `rollenv train --out` leaves."""
     folder.mkdir(parents=True, exist_ok=True)
     for step, episodes in steps.items():
-        keep(folder, step, [(episode, True) for episode in episodes])
+        keep(folder, step, [Exported(episode, step, True) for episode in episodes])
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
     (folder / "config.toml").write_text(config or 'env = "shop"\nsteps = 9\n')
     return folder

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from viewer.folders import episode, evaluation, served, training
 
+from rollenv.evaluation.export import Exported, keep
 from rollenv.trajectory import Failure, StopReason, Trajectory, Turn
 from rollenv.viewer.export import gathered
 from rollenv.viewer.library import Library
@@ -99,6 +100,25 @@ def test_episodes_are_walked_through_by_keys_filtered_and_compared(tab: Any, tmp
         tab.reload()
         expect(tab.locator(".item").first).to_have_attribute("data-id", "7")
         expect(tab.locator(".item")).to_have_count(4)
+
+
+def test_tokens_are_coloured_by_what_they_trained_with(tab: Any, tmp_path: Path) -> None:
+    training(tmp_path, {1: [episode(0, turns=3)]})
+    given = [Exported(episode(0, turns=3), 1, True, [[0.5, -2.0], [], [1.0, 0.0]])]
+    keep(tmp_path, 1, given)
+    shutil.copytree(SEED_POLICY, tmp_path / "model")
+    with shown(tab, tmp_path) as address:
+        tab.goto(address)
+        tab.get_by_role("button", name="advantage").click()
+        tokens = tab.locator(".turn .token")
+        expect(tokens).to_have_count(6)
+        expect(tab.locator(".legend")).to_have_text("-2+2")
+        said = [re.findall(r"advantage ([^;]+)", str(tokens.nth(i).get_attribute("title"))) for i in range(6)]
+        assert said == [["+0.5"], ["-2"], [], [], ["+1"], ["0"]]
+        painted = [tokens.nth(i).evaluate("token => getComputedStyle(token).backgroundColor") for i in range(6)]
+        assert painted[0] == "rgba(30, 138, 76, 0.15)"
+        assert painted[1] == "rgba(194, 53, 43, 0.6)", "the farthest, below nothing"
+        assert painted[2] == painted[3] == "rgba(0, 0, 0, 0)", "a turn that did not train"
 
 
 def test_a_long_list_has_few_elements_and_shows_its_end(tab: Any, tmp_path: Path) -> None:

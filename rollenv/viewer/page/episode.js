@@ -1,11 +1,13 @@
 // One episode, turn by turn.
 
-const COLOURS = { plain: "plain", logprob: "log-probability", version: "policy version", source: "source" };
+const COLOURS = { plain: "plain", logprob: "log-probability", advantage: "advantage", version: "policy version", source: "source" };
 const HUES = [210, 30, 140, 320, 60, 270, 180, 0];
 const colouring = { by: "logprob", open: false };
 
 /** How unlikely a token was, as a colour behind it: clear for a certain one, full from a probability of 0.7% on. */
 const heat = (logprob) => `rgba(var(--heat), ${Math.min(1, Math.max(0, -logprob / 5)).toFixed(3)})`;
+/** What a token trained with: green above nothing, red below, full for the farthest of the episode. */
+const credit = (advantage, farthest) => `rgba(var(${advantage < 0 ? "--loss" : "--gain"}), ${(0.6 * Math.abs(advantage) / (farthest || 1)).toFixed(3)})`;
 const hue = (version) => `hsla(${HUES[Math.abs(version) % HUES.length]}, 65%, 50%, .26)`;
 
 class EpisodeView {
@@ -77,6 +79,7 @@ class EpisodeView {
     const can = {
       plain: true,
       logprob: episode.turns.some((turn) => turn.pieces && turn.logprobs.length),
+      advantage: episode.turns.some((turn) => turn.pieces && turn.advantages.length),
       version: episode.turns.some((turn) => turn.pieces && turn.versions.length),
       source: episode.turns.some((turn) => turn.prompt !== null),
     };
@@ -86,7 +89,7 @@ class EpisodeView {
       onclick: () => this.colour(name),
     }, words));
     this.colours = Object.keys(can).filter((name) => can[name]);
-    return el("div", { class: "tools" }, this.strip, can.logprob || can.version || can.source ? el("span", { class: "segments" }, buttons) : null,
+    return el("div", { class: "tools" }, this.strip, can.logprob || can.advantage || can.version || can.source ? el("span", { class: "segments" }, buttons) : null,
       this.legend(now));
   }
 
@@ -95,6 +98,11 @@ class EpisodeView {
       const scale = el("i");
       scale.style.background = "linear-gradient(90deg, rgba(var(--heat), 0), rgba(var(--heat), 1))";
       return el("span", { class: "legend" }, "certain", scale, "p ≤ 0.7%");
+    }
+    if (now === "advantage") {
+      const scale = el("i"), farthest = this.farthest();
+      scale.style.background = `linear-gradient(90deg, ${credit(-1, 1)}, transparent, ${credit(1, 1)})`;
+      return el("span", { class: "legend" }, signed(-farthest), scale, signed(farthest));
     }
     if (now === "version") {
       const versions = [...new Set(this.episode.turns.flatMap((turn) => turn.versions))].sort((a, b) => a - b);
@@ -105,6 +113,11 @@ class EpisodeView {
       }));
     }
     return now === "source" ? el("span", { class: "legend text" }, el("span", { class: "read" }, "read"), el("span", { class: "wrote" }, "sampled")) : null;
+  }
+
+  /** The advantage farthest from 0, without its sign. */
+  farthest() {
+    return Math.max(0, ...this.episode.turns.flatMap((turn) => turn.advantages).map(Math.abs));
   }
 
   colour(name) {
@@ -134,7 +147,7 @@ class EpisodeView {
       ? [part("read and sampled", `${plural(turn.prompt_tokens, "token")} + ${tokens}`,
         text(el("span", { class: "read" }, turn.prompt), el("span", { class: "wrote" }, (turn.pieces || [turn.completion]).join(""))))]
       : [part("observation", turn.prompt_tokens ? `${plural(turn.prompt_tokens, "token")} read` : "", text(turn.observation)),
-        turn.completion || turn.pieces ? part("completion", tokens, completion(turn)) : null];
+        turn.completion || turn.pieces ? part("completion", tokens, completion(turn, this.farthest())) : null];
     const same = !source && turn.completion.trim() === turn.action.trim() && !turn.pieces;
     return el("article", { class: "turn", "data-turn": index }, el("div", { class: "n" }, String(index + 1)), el("div", { class: "body" },
       same ? parts.slice(0, 1) : parts,
@@ -173,13 +186,15 @@ function text(...inside) {
 }
 
 /** What the model wrote: its tokens, coloured, or the bare text where they are not known. */
-function completion(turn) {
-  if (!turn.pieces || !["logprob", "version"].includes(colouring.by)) return text(turn.pieces ? turn.pieces.join("") : turn.completion);
+function completion(turn, farthest) {
+  if (!turn.pieces || !["logprob", "advantage", "version"].includes(colouring.by)) return text(turn.pieces ? turn.pieces.join("") : turn.completion);
   return text(turn.pieces.map((piece, i) => {
-    const logprob = turn.logprobs[i], version = turn.versions[i];
-    const facts = [known(logprob) ? `log p ${logprob.toFixed(3)}, p ${percent(Math.exp(logprob))}` : null, known(version) ? `version ${version}` : null];
+    const logprob = turn.logprobs[i], version = turn.versions[i], advantage = turn.advantages[i];
+    const facts = [known(logprob) ? `log p ${logprob.toFixed(3)}, p ${percent(Math.exp(logprob))}` : null,
+      known(advantage) ? `advantage ${signed(advantage)}` : null, known(version) ? `version ${version}` : null];
     const token = el("span", { class: "token", title: facts.filter(Boolean).join("; ") }, piece);
     if (colouring.by === "version" && known(version)) token.style.backgroundColor = hue(version);
+    if (colouring.by === "advantage" && known(advantage)) token.style.backgroundColor = credit(advantage, farthest);
     if (colouring.by === "logprob" && known(logprob)) token.style.backgroundColor = heat(logprob);
     return token;
   }));
