@@ -100,17 +100,31 @@ async def played(socket: ClientConnection, seed: int, until: float, latencies: l
             action = draw.choice(choices)
 
 
-async def load(address: str, sessions: int, seconds: float, think: float = 0.0) -> dict[str, float]:
+def cpu_seconds(process: psutil.Process) -> float:
+    """Processor time that a process has taken so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def load(
+    address: str, process: psutil.Process, sessions: int, seconds: float, think: float = 0.0
+) -> dict[str, float]:
     """What so many clients get out of a server in that time."""
     sockets = await opened(address, sessions)
     latencies: list[float] = []
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), cpu_seconds(process)
     until = began + seconds
     await asyncio.gather(*(played(socket, i, until, latencies, think) for i, socket in enumerate(sockets)))
-    took = time.perf_counter() - began
+    took, worked = time.perf_counter() - began, cpu_seconds(process) - worked
     await closed(sockets)
     cuts = statistics.quantiles(latencies, n=100)
-    return {"steps_per_second": len(latencies) / took, "p50_ms": 1e3 * cuts[49], "p99_ms": 1e3 * cuts[98]}
+    return {
+        "steps_per_second": len(latencies) / took,
+        "p50_ms": 1e3 * cuts[49],
+        "p99_ms": 1e3 * cuts[98],
+        "server_us": 1e6 * worked / len(latencies),
+        "server_busy": worked / took,
+    }
 
 
 async def idle(address: str, process: psutil.Process, n: int) -> float:
@@ -134,23 +148,25 @@ def main() -> None:
     os.sched_setaffinity(0, others or [first])
     places = max(options.sessions, options.idle) + 10
     with server([*SERVE, "--port", "0", "--sessions", str(places)], first) as (address, process):
-        figures = asyncio.run(load(address, options.sessions, options.seconds))
-        paced = asyncio.run(load(address, options.sessions, options.seconds, options.sessions / OFFERED))
+        figures = asyncio.run(load(address, process, options.sessions, options.seconds))
+        paced = asyncio.run(load(address, process, options.sessions, options.seconds, options.sessions / OFFERED))
         figures |= {f"paced_{key}": value for key, value in paced.items()}
         figures["idle_mib"] = asyncio.run(idle(address, process, options.idle))
     print(f"{options.sessions} sessions: {figures['steps_per_second']:,.0f} steps/s (goal 2,000)")
     print(f"  a step: median {figures['p50_ms']:.1f} ms, 99% within {figures['p99_ms']:.1f} ms")
+    print(f"  the server: {figures['server_us']:.0f} us a step, busy {100 * figures['server_busy']:.0f}% of the time")
     print(f"the same that think between steps: {paced['steps_per_second']:,.0f} steps/s")
     print(f"  a step: median {paced['p50_ms']:.1f} ms, 99% within {paced['p99_ms']:.1f} ms (goal 50)")
     print(f"{options.idle} idle sessions: {figures['idle_mib']:.0f} MiB (goal 500)")
     if importlib.util.find_spec("openenv") is None:
         print("OpenEnv's own server is left out: pip install openenv-core")
     else:
-        with server(OPENENV, first) as (address, _):
-            theirs = asyncio.run(load(address, options.sessions, options.seconds))
+        with server(OPENENV, first) as (address, process):
+            theirs = asyncio.run(load(address, process, options.sessions, options.seconds))
         ratio = figures["steps_per_second"] / theirs["steps_per_second"]
         figures |= {f"openenv_{key}": value for key, value in theirs.items()} | {"against_openenv": ratio}
         print(f"OpenEnv's server: {theirs['steps_per_second']:,.0f} steps/s, 99% within {theirs['p99_ms']:.1f} ms")
+        print(f"  {theirs['server_us']:.0f} us a step, busy {100 * theirs['server_busy']:.0f}% of the time")
         print(f"against it: {ratio:.1f} times the steps per second (goal 5)")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))

@@ -278,7 +278,8 @@ class _Line:
                 if self._socket is None:
                     self._socket = await self._connected()
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await self._socket.send(message)
+                    with contextlib.suppress(ConnectionClosed):  # a refusal came first: it is there to be read
+                        await self._socket.send(message)
                     reply: dict[str, Any] = json.loads(await self._socket.recv())
             except (ConnectionClosed, OSError, InvalidHandshake, InvalidMessage, TimeoutError) as error:
                 await self._hang_up()

@@ -160,6 +160,28 @@ def test_a_server_that_has_forgotten_the_session_says_so(colours: Any) -> None:
         env.step("red")
 
 
+def test_a_refusal_is_read_also_when_the_server_has_hung_up_by_then(
+    colours: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from websockets.asyncio.client import ClientConnection
+
+    address, hosts = colours
+    env = rollenv.connect(address)
+    env.reset()
+    host = hosts["colours"]
+    host.end(host.sessions.all()[0])
+    break_connection(env)
+    send = ClientConnection.send
+
+    async def late(self: Any, message: str) -> None:
+        await self.wait_closed()
+        await send(self, message)
+
+    monkeypatch.setattr(ClientConnection, "send", late)
+    with pytest.raises(RollenvError, match="there is no session"):
+        env.step("red")
+
+
 def test_a_copy_goes_on_from_the_same_point_in_a_session_of_its_own(colours: Any) -> None:
     address, hosts = colours
     env = rollenv.connect(address)
