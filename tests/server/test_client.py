@@ -149,13 +149,18 @@ def test_an_answer_that_is_lost_on_its_way_is_given_again(colours: Any) -> None:
     env.close()
 
 
-def test_a_server_that_has_forgotten_the_session_says_so(colours: Any) -> None:
-    address, hosts = colours
+def forgotten(address: str, hosts: Any) -> RemoteEnv:
+    """An environment whose connection is broken, and whose session the server has ended."""
     env = rollenv.connect(address)
     env.reset()
     host = hosts["colours"]
     host.end(host.sessions.all()[0])
     break_connection(env)
+    return env
+
+
+def test_a_server_that_has_forgotten_the_session_says_so(colours: Any) -> None:
+    env = forgotten(*colours)
     with pytest.raises(RollenvError, match="there is no session"):
         env.step("red")
 
@@ -165,12 +170,7 @@ def test_a_refusal_is_read_also_when_the_server_has_hung_up_by_then(
 ) -> None:
     from websockets.asyncio.client import ClientConnection
 
-    address, hosts = colours
-    env = rollenv.connect(address)
-    env.reset()
-    host = hosts["colours"]
-    host.end(host.sessions.all()[0])
-    break_connection(env)
+    env = forgotten(*colours)
     send = ClientConnection.send
 
     async def late(self: Any, message: str) -> None:
