@@ -38,6 +38,8 @@ class EpisodeView {
 
   draw() {
     const { episode } = this;
+    // The advantage farthest from 0, without its sign.
+    this.farthest = episode.turns.flatMap((turn) => turn.advantages).reduce((most, one) => Math.max(most, Math.abs(one)), 0);
     this.turns = episode.turns.map((turn, index) => this.drawTurn(turn, index));
     this.strip = el("span", { class: "strip" }, episode.turns.map((turn, index) => el("button", {
       class: `${turn.reward > 0 ? "good" : ""} ${turn.valid_action ? "" : "invalid"}`, onclick: () => this.goTo(index),
@@ -100,9 +102,9 @@ class EpisodeView {
       return el("span", { class: "legend" }, "certain", scale, "p ≤ 0.7%");
     }
     if (now === "advantage") {
-      const scale = el("i"), farthest = this.farthest();
+      const scale = el("i");
       scale.style.background = `linear-gradient(90deg, ${credit(-1, 1)}, transparent, ${credit(1, 1)})`;
-      return el("span", { class: "legend" }, signed(-farthest), scale, signed(farthest));
+      return el("span", { class: "legend" }, signed(-this.farthest), scale, signed(this.farthest));
     }
     if (now === "version") {
       const versions = [...new Set(this.episode.turns.flatMap((turn) => turn.versions))].sort((a, b) => a - b);
@@ -113,11 +115,6 @@ class EpisodeView {
       }));
     }
     return now === "source" ? el("span", { class: "legend text" }, el("span", { class: "read" }, "read"), el("span", { class: "wrote" }, "sampled")) : null;
-  }
-
-  /** The advantage farthest from 0, without its sign. */
-  farthest() {
-    return Math.max(0, ...this.episode.turns.flatMap((turn) => turn.advantages).map(Math.abs));
   }
 
   colour(name) {
@@ -147,7 +144,7 @@ class EpisodeView {
       ? [part("read and sampled", `${plural(turn.prompt_tokens, "token")} + ${tokens}`,
         text(el("span", { class: "read" }, turn.prompt), el("span", { class: "wrote" }, (turn.pieces || [turn.completion]).join(""))))]
       : [part("observation", turn.prompt_tokens ? `${plural(turn.prompt_tokens, "token")} read` : "", text(turn.observation)),
-        turn.completion || turn.pieces ? part("completion", tokens, completion(turn, this.farthest())) : null];
+        turn.completion || turn.pieces ? part("completion", tokens, completion(turn, this.farthest)) : null];
     const same = !source && turn.completion.trim() === turn.action.trim() && !turn.pieces;
     return el("article", { class: "turn", "data-turn": index }, el("div", { class: "n" }, String(index + 1)), el("div", { class: "body" },
       same ? parts.slice(0, 1) : parts,
