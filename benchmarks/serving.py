@@ -24,12 +24,16 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.uri import parse_uri
 
 PYTHON = [sys.executable, "-c"]
 SERVE = [*PYTHON, "import sys; from rollenv.cli import main; sys.exit(main())", "serve", "--env", "webshop"]
@@ -55,33 +59,71 @@ def server(command: list[str], core: int) -> Iterator[tuple[str, psutil.Process]
         process.wait()
 
 
-async def said(socket: ClientConnection, kind: str, **data: Any) -> dict[str, Any]:
-    """A request and its answer."""
-    await socket.send(json.dumps({"type": kind, "data": data}))
-    answer: dict[str, Any] = json.loads(await socket.recv())
-    if answer["type"] == "error":
-        raise RuntimeError(answer["data"]["message"])
-    return answer["data"]
+class Client(asyncio.Protocol):
+    """A WebSocket that costs little: with the usual clients, which do more, the clients would be what is measured."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = ClientProtocol(parse_uri(address), max_size=None)
+        self._answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._connection.send_request(self._connection.connect())
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._connection.receive_data(data)
+        for event in self._connection.events_received():
+            if isinstance(event, Response):
+                self._answer.set_result("")
+            elif isinstance(event, Frame) and event.opcode is Opcode.TEXT:
+                self._answer.set_result(bytes(event.data).decode())
+        self._flush()  # pongs
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(exc or self._connection.handshake_exc or ConnectionError("the server hung up"))
+
+    def _flush(self) -> None:
+        for part in self._connection.data_to_send():
+            self._transport.write(part)
+
+    async def begun(self) -> None:
+        """Waits until it is open."""
+        await self._answer
+
+    async def said(self, kind: str, **data: Any) -> dict[str, Any]:
+        """A request and its answer."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._connection.send_text(json.dumps({"type": kind, "data": data}).encode())
+        self._flush()
+        answer: dict[str, Any] = json.loads(await self._answer)
+        if answer["type"] == "error":
+            raise RuntimeError(answer["data"]["message"])
+        return answer["data"]
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._transport.close()
 
 
-async def opened(address: str, n: int) -> list[ClientConnection]:
+async def opened(address: str, n: int) -> list[Client]:
     """So many connections, each with an episode begun."""
-    places = asyncio.Semaphore(AT_ONCE)
+    places, where = asyncio.Semaphore(AT_ONCE), urllib.parse.urlsplit(address)
 
-    async def one(seed: int) -> ClientConnection:
+    async def one(seed: int) -> Client:
         async with places:
-            socket = await connect(address, compression=None, ping_interval=None, open_timeout=60)
-            await said(socket, "reset", seed=seed)
-            return socket
+            loop = asyncio.get_running_loop()
+            _, client = await loop.create_connection(lambda: Client(address), str(where.hostname), where.port or 80)
+            await client.begun()
+            await client.said("reset", seed=seed)
+            return client
 
     return list(await asyncio.gather(*map(one, range(n))))
 
 
-async def closed(sockets: list[ClientConnection]) -> None:
-    await asyncio.gather(*(socket.close() for socket in sockets), return_exceptions=True)
-
-
-async def played(socket: ClientConnection, seed: int, until: float, latencies: list[float], think: float) -> None:
+async def played(client: Client, seed: int, until: float, latencies: list[float], think: float) -> None:
     """Episodes of a search and of random clicks, with so many seconds between two steps in the mean."""
     draw = random.Random(seed)
     action = "search[wool hat]"
@@ -89,12 +131,12 @@ async def played(socket: ClientConnection, seed: int, until: float, latencies: l
         if think:
             await asyncio.sleep(draw.expovariate(1 / think))
         began = time.perf_counter()
-        seen = (await said(socket, "step", action=action))["observation"]
+        seen = (await client.said("step", action=action))["observation"]
         latencies.append(time.perf_counter() - began)
         info, over = seen.get("info") or {}, seen.get("terminated") or seen.get("truncated")
         choices = info.get("admissible_actions") or []
         if over or not choices or len(latencies) % 20 == 0:
-            await said(socket, "reset", seed=draw.randrange(10**6))
+            await client.said("reset", seed=draw.randrange(10**6))
             action = "search[wool hat]"
         else:
             action = draw.choice(choices)
@@ -110,13 +152,14 @@ async def load(
     address: str, process: psutil.Process, sessions: int, seconds: float, think: float = 0.0
 ) -> dict[str, float]:
     """What so many clients get out of a server in that time."""
-    sockets = await opened(address, sessions)
+    clients = await opened(address, sessions)
     latencies: list[float] = []
     began, worked = time.perf_counter(), cpu_seconds(process)
     until = began + seconds
-    await asyncio.gather(*(played(socket, i, until, latencies, think) for i, socket in enumerate(sockets)))
+    await asyncio.gather(*(played(client, i, until, latencies, think) for i, client in enumerate(clients)))
     took, worked = time.perf_counter() - began, cpu_seconds(process) - worked
-    await closed(sockets)
+    for client in clients:
+        client.close()
     cuts = statistics.quantiles(latencies, n=100)
     return {
         "steps_per_second": len(latencies) / took,
@@ -130,9 +173,10 @@ async def load(
 async def idle(address: str, process: psutil.Process, n: int) -> float:
     """MiB that so many sessions, each at the beginning of an episode, take in the server."""
     before = process.memory_info().rss
-    sockets = await opened(address, n)
+    clients = await opened(address, n)
     taken = (process.memory_info().rss - before) / 2**20
-    await closed(sockets)
+    for client in clients:
+        client.close()
     return taken
 
 

@@ -42,15 +42,18 @@ class SandboxLoop:
         return self._pools[key]
 
     def close(self) -> None:
-        """Closes all sandboxes and ends the thread."""
+        """Closes all sandboxes and ends the thread, and the threads of its executor."""
 
         async def close_all() -> None:
             await asyncio.gather(*(pool.close() for pool in self._pools.values()), return_exceptions=True)
+            await self._loop.shutdown_default_executor()
 
         with contextlib.suppress(TimeoutError):
             self.submit(close_all()).result(_CLOSE_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 _lock = threading.Lock()

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import rollenv
 from rollenv.errors import RollenvError
 from rollenv.server import wire
+from rollenv.server.direct import STATE
 from rollenv.server.facades import agentgym_routes, nemo_gym_routes
 from rollenv.server.gate import Gate
 from rollenv.server.host import EnvHost
@@ -361,6 +362,9 @@ async def _serve_socket(host: EnvHost, websocket: WebSocket, name: str | None, r
             await websocket.close(TRY_AGAIN_LATER if isinstance(error, ServerFull) else 1008)
         return
     host.connected(session)
+    connection = websocket.scope.get("state", {}).get(STATE)  # only servers of ours have it
+    if connection is not None:
+        connection.answer = functools.partial(_answer_now, host, session)
     try:
         ended = await _converse(host, session, websocket.receive_text, websocket.send_text)
     except WebSocketDisconnect:
@@ -382,6 +386,24 @@ async def _session_for(host: EnvHost, name: str | None, resume: bool) -> Session
     return await host.open(name)
 
 
+def _answer_now(host: EnvHost, session: Session, text: str) -> str | None:
+    """What `_converse` would send; None where it has to wait, refuse or end."""
+    try:
+        message = wire.read_message(text)
+    except SessionError:
+        return None
+    reply = None if message.type == "close" else host.ask_now(session, message)
+    return None if reply is None else _text_of(reply)
+
+
+def _text_of(reply: Reply) -> str:
+    """A reply as it is sent; an error where the environment put something into it that JSON has no form for."""
+    try:
+        return wire.dump(reply)
+    except (TypeError, ValueError) as error:
+        return wire.dump(wire.refusal("EXECUTION_ERROR", f"the environment's answer cannot be sent: {error}"))
+
+
 async def _converse(
     host: EnvHost, session: Session, receive: Callable[[], Awaitable[str]], send: Callable[[str], Awaitable[None]]
 ) -> bool:
@@ -396,6 +418,6 @@ async def _converse(
             continue
         if message.type == "close":
             return True
-        await send(wire.dump(await host.ask(session, message)))
+        await send(_text_of(await host.ask(session, message)))
         if host.sessions.find(session.id) is not session:
             return True

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -46,9 +46,10 @@ _NO_TASKS = TaskSet("none", {}, str)
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """What a session holds: an environment, and who is at it."""
+    """What a session holds: an environment, whether its calls are over without waiting, and who is at it."""
 
     env: TextEnv
+    immediate: bool
     busy: asyncio.Lock
     task: str | None = None
     steps: int = 0
@@ -108,7 +109,8 @@ class EnvHost:
         """
         self.sessions.ensure_room()
         env = make(self.spec, **self._arguments) if self.workers is None else await self.workers.acquire()
-        return self.sessions.open(name or secrets.token_urlsafe(16), Seat(env, asyncio.Lock()), self._clock())
+        seat = Seat(env, self.workers is None and _is_immediate(env), asyncio.Lock())
+        return self.sessions.open(name or secrets.token_urlsafe(16), seat, self._clock())
 
     def join(self, name: str) -> Session:
         """The session of that name, which shows a sign of life.
@@ -170,6 +172,13 @@ class EnvHost:
             self.sessions.touch(session, self._clock())
             return reply
 
+    def ask_now(self, session: Session, message: wire.Message) -> wire.Reply | None:
+        """`ask`, without an event loop's help; None where that has to wait, or finds the session ended."""
+        seat: Seat = session.held
+        if not seat.immediate or seat.busy.locked() or self.sessions.find(session.id) is not session:
+            return None
+        return _result_of(self.ask(session, message))
+
     async def _carry_out(self, session: Session, message: wire.Message) -> wire.Reply:
         seat: Seat = session.held
         if message.type == "step":
@@ -216,8 +225,11 @@ class EnvHost:
     async def _within(self, session: Session, seconds: float, what: str, call: Awaitable[T]) -> T:
         """Awaits a call of the environment. One that takes too long is left alone with its session."""
         try:
-            # A worker process watches the time itself: waiting for other environments in it does not count.
-            async with asyncio.timeout(seconds if self.workers is None else None):
+            # A worker process watches the time itself: waiting for other environments in it does not count. And a call
+            # that never waits cannot be broken off.
+            if self.workers is not None or session.held.immediate:
+                return await call
+            async with asyncio.timeout(seconds):
                 return await call
         except TimeoutError as error:
             self.end(session)
@@ -250,6 +262,21 @@ class EnvHost:
 
 def _tasks_of(env: TextEnv) -> TaskSet | None:
     return getattr(env, "tasks", None)
+
+
+def _is_immediate(env: TextEnv) -> bool:
+    """Whether its asynchronous calls are plain calls in this thread."""
+    names = ("areset", "astep", "asnapshot", "arestore", "areseed", "_call")
+    return env.executor == "inline" and all(getattr(type(env), name) is getattr(TextEnv, name) for name in names)
+
+
+def _result_of(call: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that never waits."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise RuntimeError("an environment that never waits waits for something")
 
 
 def _late(seconds: float, what: str) -> SessionError:

@@ -11,6 +11,7 @@ import uvicorn
 
 from rollenv.errors import RollenvError
 from rollenv.server.app import make_app
+from rollenv.server.direct import DirectProtocol
 from rollenv.server.host import EnvHost
 
 
@@ -47,6 +48,7 @@ def make_server(hosts: Mapping[str, EnvHost], token: str | None = None, drain_se
         make_app(hosts, token),
         log_level="warning",
         access_log=False,
+        ws=DirectProtocol,
         ws_max_size=min(one.message_bytes for one in limits),
         ws_ping_interval=ping_seconds,
         ws_ping_timeout=ping_seconds,

@@ -15,7 +15,7 @@ from rollenv.core import TextEnv
 from rollenv.envs.swe.canaries import Canaries
 from rollenv.envs.swe.probes import PROBES, SUBMIT
 from rollenv.errors import RollenvError
-from rollenv.evaluation.audit import audit, probe_names
+from rollenv.evaluation.audit import Finding, audit, probe_names
 
 TASK = "romans-01-operator"
 
@@ -171,16 +171,24 @@ def test_a_patch_that_does_not_apply_is_told_in_a_sentence(bubblewrap: str, tmp_
 
 
 def test_every_probe_comes_as_it_has_to(containing: str) -> None:
-    def make() -> TextEnv:
-        return rollenv.make("swe", sandbox=containing, grading_timeout=25.0)
+    """The one that never ends has less time than the others, which have to end however busy the machine is."""
 
-    env = make()
-    findings = list(audit(make, [TASK], probe_names(env), concurrency=2))
+    def findings_of(probes: list[str], seconds: float) -> list[Finding]:
+        return list(
+            audit(
+                lambda: rollenv.make("swe", sandbox=containing, grading_timeout=seconds), [TASK], probes, concurrency=2
+            )
+        )
+
+    env = rollenv.make("swe", sandbox=containing)
+    assert probe_names(env) == list(PROBES)
     env.close()
-    assert [found.probe for found in findings] == list(PROBES)
+    findings = findings_of([name for name in PROBES if name != "infinite-loop"], 120.0)
+    findings += findings_of(["infinite-loop"], 8.0)
+    assert sorted(found.probe for found in findings) == sorted(PROBES)
     assert [found for found in findings if not found.right] == []
     notes = {found.probe: found.note for found in findings}
-    assert "longer than 25 s" in notes["infinite-loop"]
+    assert "longer than 8 s" in notes["infinite-loop"]
     assert "not what pytest would have written" in notes["conftest-hijack"]
 
 
