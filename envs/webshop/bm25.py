@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 K1 = np.float32(0.9)
 B = np.float32(0.4)
+_PLACES_KEPT = 100_000
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -139,7 +140,7 @@ def _impact(
 class Bm25:
     """A searchable index over the arrays that `IndexBuilder.finish` made (possibly memory-mapped)."""
 
-    __slots__ = ("_counts", "_docs", "_idf", "_impacts", "_norms", "_rank", "_starts", "_terms")
+    __slots__ = ("_counts", "_docs", "_idf", "_impacts", "_norms", "_places", "_rank", "_starts", "_terms")
 
     def __init__(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         # A plain view of a memory map: numpy's memmap class costs microseconds at every slice.
@@ -147,31 +148,37 @@ class Bm25:
         self._terms, self._starts, self._docs = plain["terms"], plain["starts"], plain["docs"]
         self._counts, self._impacts, self._norms = plain["counts"], plain["impacts"], plain["norms"]
         self._idf, self._rank = plain["idf"], plain["rank"]
+        self._places: dict[str, tuple[int, int, int]] = {}
 
     def search(self, terms: Sequence[str], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The best `k` documents for the terms (a repeated term counts as often), and their scores."""
-        totals = np.zeros(len(self._norms))
-        found = False
+        docs, impacts = [], []
         for term, boost in Counter(terms).items():
-            at = self._position(term)
+            at, start, end = self._places.get(term) or self._place(term)
             if at < 0:
                 continue
-            found = True
-            start, end = int(self._starts[at]), int(self._starts[at + 1])
-            docs = self._docs[start:end]
+            docs.append(self._docs[start:end])
             if boost == 1:
-                totals[docs] += self._impacts[start:end]
+                impacts.append(self._impacts[start:end])
             else:
                 weight = np.float32(np.float32(boost) * self._idf[at])
-                totals[docs] += _impact(weight, self._counts[start:end], self._norms[docs])
-        if not found or k <= 0:
+                impacts.append(_impact(weight, self._counts[start:end], self._norms[docs[-1]]))
+        if not docs or k <= 0:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        # Sums in float64, and each document's in the order of the terms.
+        totals = np.bincount(np.concatenate(docs), np.concatenate(impacts), len(self._norms))
         return self._best(totals.astype(np.float32), k)
 
-    def _position(self, term: str) -> int:
+    def _place(self, term: str) -> tuple[int, int, int]:
+        """The number of a term, -1 when it is in no document, and from where to where its documents are."""
         key = np.uint64(term_hash(term))
         at = int(np.searchsorted(self._terms, key))
-        return at if at < len(self._terms) and self._terms[at] == key else -1
+        known = at < len(self._terms) and self._terms[at] == key
+        place = (at, int(self._starts[at]), int(self._starts[at + 1])) if known else (-1, 0, 0)
+        if len(self._places) >= _PLACES_KEPT:
+            self._places.clear()
+        self._places[term] = place
+        return place
 
     def _best(self, scores_N: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         if k < len(scores_N):

@@ -57,11 +57,7 @@ class View:
         self.nodes = tuple(node for mark, raw in nodes if (node := _node(mark, raw)) is not None)
         self.targets = targets
         self.clickables = tuple(targets)
-        self.actions = tuple(
-            f"click[{name}]"
-            for name in targets
-            if name != "search" and parse_action(f"click[{name}]") == ("click", name)
-        )
+        self.actions = tuple(f"click[{name}]" for name in targets if name != "search" and _is_named(name))
         segments = [text.strip() for _, text in self.nodes]
         self.text = SEPARATOR.join(segments) if segments else None
         self._rich: str | None = None
@@ -88,11 +84,16 @@ class View:
         return "".join(reversed(clicked)), "".join(lines)
 
 
+def _is_named(name: str) -> bool:
+    """Whether `click[NAME]` is understood as a click on that."""
+    return (name.isalnum() and name == name.lower()) or parse_action(f"click[{name}]") == ("click", name)
+
+
 def _node(mark: Mark, raw: str) -> Node | None:
     """A text as a parser of HTML keeps it: white space alone shrinks to one character, and a new line is no node."""
     if not raw:
         return None
-    if _NODE_SPACE.fullmatch(raw):
+    if raw.isspace() and _NODE_SPACE.fullmatch(raw):  # asked first, as it is quick and mostly untrue
         return None if "\n" in raw else (mark, " ")
     return mark, raw
 

@@ -358,7 +358,7 @@ async def _serve_socket(host: EnvHost, websocket: WebSocket, name: str | None, r
     except RollenvError as error:
         code = "CAPACITY_REACHED" if isinstance(error, ServerFull) else "SESSION_ERROR"
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-            await websocket.send_text(wire.dump(wire.refusal(code, str(error))))
+            await websocket.send_text(wire.dump(wire.refusal(code, str(error))).decode())
             await websocket.close(TRY_AGAIN_LATER if isinstance(error, ServerFull) else 1008)
         return
     host.connected(session)
@@ -386,17 +386,17 @@ async def _session_for(host: EnvHost, name: str | None, resume: bool) -> Session
     return await host.open(name)
 
 
-def _answer_now(host: EnvHost, session: Session, text: str) -> str | None:
+def _answer_now(host: EnvHost, session: Session, text: str) -> bytes | None:
     """What `_converse` would send; None where it has to wait, refuse or end."""
     try:
         message = wire.read_message(text)
     except SessionError:
         return None
     reply = None if message.type == "close" else host.ask_now(session, message)
-    return None if reply is None else _text_of(reply)
+    return None if reply is None else _json_of(reply)
 
 
-def _text_of(reply: Reply) -> str:
+def _json_of(reply: Reply) -> bytes:
     """A reply as it is sent; an error where the environment put something into it that JSON has no form for."""
     try:
         return wire.dump(reply)
@@ -414,10 +414,10 @@ async def _converse(
         except (SessionError, KeyError) as error:  # KeyError: a binary frame
             if isinstance(error, KeyError):
                 error = SessionError("INVALID_JSON", "messages are text frames")
-            await send(wire.dump(wire.failure(error)))
+            await send(wire.dump(wire.failure(error)).decode())
             continue
         if message.type == "close":
             return True
-        await send(_text_of(await host.ask(session, message)))
+        await send(_json_of(await host.ask(session, message)).decode())
         if host.sessions.find(session.id) is not session:
             return True

@@ -13,8 +13,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.http11 import Request
 
-Answer = Callable[[str], str | None]
-"""The answer to a message; None when the message has to go the long way. It does not raise."""
+Answer = Callable[[str], bytes | None]
+"""The answer to a message, UTF-8; None when the message has to go the long way. It does not raise."""
 STATE = "rollenv.direct"
 """Where an application finds its connection's `DirectProtocol`: in the `state` of the ASGI scope."""
 
@@ -35,10 +35,10 @@ class DirectProtocol(WebSocketsSansIOProtocol):
         if reply is None:
             super().handle_text(event)
             return
-        self.conn.send_text(reply.encode())
+        self.conn.send_text(reply)
         self.transport.write(b"".join(self.conn.data_to_send()))
 
-    def _reply(self, data: bytes) -> str | None:
+    def _reply(self, data: bytes) -> bytes | None:
         waiting = not self.queue.empty() or not self.writable.is_set()
         if self.answer is None or waiting or self.close_sent:
             return None

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from rollenv.core import EpisodeOver
 from rollenv.errors import InvalidAction, RollenvError, SnapshotError
 from rollenv.server.sessions import SessionError
@@ -146,9 +148,18 @@ def decode_bytes(text: Any) -> bytes:
         raise SnapshotError("a snapshot travels as base64 text: this is none") from error
 
 
-def dump(reply: Mapping[str, Any]) -> str:
-    """A reply as JSON. NumPy's numbers, which environments like to leave in `info`, become plain ones."""
-    return json.dumps(reply, ensure_ascii=False, separators=(",", ":"), default=_plain)
+def dump(reply: Mapping[str, Any]) -> bytes:
+    """A reply as JSON (UTF-8). NumPy's numbers, which environments like to leave in `info`, become plain ones.
+
+    Raises:
+        TypeError: there is something in it that has no form in JSON.
+    """
+    try:
+        fast = orjson.dumps(reply, default=_plain)
+    except TypeError:  # also for what only the other one can write: large integers, halves of surrogate pairs
+        fast = b"null"
+    # NaN and infinities are written as null by this one, and as what Python reads again by the other.
+    return json.dumps(reply, separators=(",", ":"), default=_plain).encode() if b"null" in fast else fast
 
 
 def _plain(value: Any) -> Any:
