@@ -32,15 +32,18 @@ SLOW_FILES = (
     "chaos/test_long_chaos.py",
     "cli/test_nodes.py",
     "chaos/test_killed.py",
-    "trainers/test_cluster_runs.py",
     "laws/test_everything_trains_once.py",
     "cli/test_new.py",
     "trainers/test_ranks.py",
 )
 
 
-TOGETHER = ("sandboxes", "envs/swe")
-"""Folders whose files count the processes, mounts and containers of the machine: never two of them at the same time."""
+TOGETHER = {
+    "sandboxes": ("sandboxes", "envs/swe"),
+    "ray": ("cluster/test_engine.py", "cluster/test_runtime.py", "trainers/test_cluster_runs.py"),
+}
+"""What one process runs. Sandboxes: tests that count the processes, mounts and containers of the machine, never two of
+them at the same time. Ray: tests that share a cluster."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -48,13 +51,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several tests run at the same time, a file stays in one process, and those that take minutes come first, so
     that none is left alone at the end; before them those that mostly wait, beside which others compute."""
     tests = ROOT / "tests"
-    together = {item.path for item in items if any(item.path.is_relative_to(tests / folder) for folder in TOGETHER)}
-    slow = [tests / file for file in SLOW_FILES]
-    place = {**dict.fromkeys(together, -1), **{path: place for place, path in enumerate(slow)}}
-    items.sort(key=lambda item: place.get(item.path, len(slow)))
+    first = {path: place for place, path in enumerate((*TOGETHER["sandboxes"], *TOGETHER["ray"], *SLOW_FILES))}
+
+    def place(path: Path) -> int:
+        inside = path.relative_to(tests).as_posix()
+        return min((place for start, place in first.items() if inside.startswith(start)), default=len(first))
+
+    def group(path: Path) -> str:
+        inside = path.relative_to(tests).as_posix()
+        return next((name for name, starts in TOGETHER.items() if inside.startswith(starts)), inside)
+
+    items.sort(key=lambda item: place(item.path))
     for item in items:
-        group = TOGETHER[0] if item.path in together else item.path.relative_to(ROOT).as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(group(item.path)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

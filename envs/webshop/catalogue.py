@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ _ARRAYS = (
 )
 
 
-class LruCache(dict[Any, Any]):
+class LruCache(OrderedDict[Any, Any]):
     """A dict that forgets its oldest entries beyond `size`. Reading does not renew an entry: that keeps it cheap."""
 
     def __init__(self, size: int) -> None:
@@ -50,8 +51,8 @@ class LruCache(dict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if len(self) >= self.size:
-            with contextlib.suppress(KeyError, RuntimeError, StopIteration):
-                del self[next(iter(self))]
+            with contextlib.suppress(KeyError, RuntimeError):
+                self.popitem(last=False)
         super().__setitem__(key, value)
 
 

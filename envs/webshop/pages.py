@@ -6,6 +6,7 @@ follow from it alone, equal to what the original gets by parsing its own HTML.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Container, Iterable, Sequence
@@ -106,6 +107,7 @@ def _rich(mark: Mark, text: str, chosen: bool) -> str:
     return f"{before}[{word}] {text} [{word}_]"
 
 
+@functools.lru_cache(4096)
 def head_text(instruction: str) -> str:
     """What the form `text` has above every page but the first and the last."""
     return SEPARATOR.join(["Instruction:", *(n[1].strip() for n in [_node("text", instruction)] if n)])

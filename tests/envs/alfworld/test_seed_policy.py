@@ -11,8 +11,6 @@ from rollenv.config import ImitateConfig, TrainConfig, load_config
 
 FOLDER = Path(rollenv.__file__).parents[1] / "envs" / "alfworld" / "seed_policy"
 
-ships = pytest.mark.skipif(not FOLDER.is_dir(), reason="no policy ships: rollenv imitate --env alfworld makes one")
-
 
 def test_it_is_trained_as_it_was_taught() -> None:
     taught, trained = (load_config(config, "alfworld") for config in (ImitateConfig, TrainConfig))
@@ -21,7 +19,6 @@ def test_it_is_trained_as_it_was_taught() -> None:
     assert taught.eval.split == "valid_unseen"
 
 
-@ships
 def test_it_is_small_and_has_the_shape_of_its_recipe() -> None:
     pytest.importorskip("transformers")
     from rollenv.trainers.policy import load_model
@@ -39,7 +36,6 @@ def test_it_is_small_and_has_the_shape_of_its_recipe() -> None:
     assert tokenizer.tokenize(" drawer 12") == ["Ġdrawer", "Ġ12"]
 
 
-@ships
 @pytest.mark.slow
 def test_it_solves_some_games_and_leaves_some_to_learn(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -52,4 +48,4 @@ def test_it_solves_some_games_and_leaves_some_to_learn(
     monkeypatch.chdir(tmp_path)
     command = ["eval", "--env", "alfworld", "--model", "seed", "-n", "60", "--by", "type", "--out", "out", "threads=1"]
     assert main(command) == 0
-    assert 0.1 < json.loads((tmp_path / "out" / "summary.json").read_text())["success_rate"] < 0.9
+    assert 0.25 < json.loads((tmp_path / "out" / "summary.json").read_text())["success_rate"] < 0.75
