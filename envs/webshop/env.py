@@ -268,7 +268,7 @@ class WebShopEnv(TextEnv):
         self._kind = "item"
         self._url = (
             f"{BASE_URL}/item_page/{self._goal}/{product.asin}/{'+'.join(self._keywords)}/{self._page}/"
-            f"{json.dumps(self._options)}"
+            f"{json.dumps(self._options) if self._options else '{}'}"
         )
         self._view = self._item_view(number)
 

@@ -165,7 +165,7 @@ class EnvHost:
                 if (again := session.replay(message.step_id)) is not None:
                     return dict(again)
                 reply = await self._carry_out(session, message)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # an environment may not end the server
                 self.failures += 1
                 reply = wire.failure(error)
             session.answered(message.step_id, reply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,13 @@ class Unspeakable(toys.Colours):
         return text, reward, terminated, truncated, info | ({"thing": object()} if action == "red" else {})
 
 
+class Quitter(toys.Colours):
+    """An environment that ends its process where it is told `red`."""
+
+    def step(self, action: str) -> Any:
+        return sys.exit(3) if action == "red" else super().step(action)
+
+
 class Bulky(toys.Colours):
     """An environment that says a lot."""
 
@@ -48,9 +56,9 @@ class Bulky(toys.Colours):
 
 @pytest.fixture
 def servers(temp_registry: Any) -> Iterator[str]:
-    for env in (toys.Colours, Dawdler, Unspeakable, Bulky):
+    for env in (toys.Colours, Dawdler, Unspeakable, Quitter, Bulky):
         rollenv.register(f"{env.__name__}-v0", env, max_turns=100)
-    with served("colours", "dawdler", "unspeakable", "bulky", capacity=64) as (address, _):
+    with served("colours", "dawdler", "unspeakable", "quitter", "bulky", capacity=64) as (address, _):
         yield address.replace("http", "ws")
 
 
@@ -160,6 +168,16 @@ def test_what_has_no_form_in_json_is_an_error_and_the_session_goes_on(servers: s
         assert "object has no JSON form" in error["message"]
         ws.send(message("step", action="blue"))
         assert json.loads(ws.recv(10))["data"]["done"]
+
+
+def test_an_environment_does_not_end_the_server(servers: str) -> None:
+    with connect(f"{servers}/quitter/ws", proxy=None) as ws:
+        ws.send(message("reset", seed=1))
+        ws.recv(10)
+        ws.send(message("step", action="red"))
+        assert "failed with SystemExit" in json.loads(ws.recv(10))["data"]["message"]
+        ws.send(message("step", action="blue"))
+        assert json.loads(ws.recv(10))["type"] == "observation"
 
 
 def test_who_does_not_read_is_not_written_to_without_bounds(servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
