@@ -8,6 +8,7 @@ else is uvicorn's: handshake, pings, fragments, the end, and messages whose answ
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
@@ -21,9 +22,12 @@ STATE = "rollenv.direct"
 
 class DirectProtocol(WebSocketsSansIOProtocol):
     """uvicorn's protocol, which asks `answer` first. Answers keep the order of their messages: while one goes the long
-    way, so do those that come after it, and while the client does not read, none is written."""
+    way, so do those that come after it, until the application asks for more and there is none. While the client does
+    not read, nothing is written."""
 
     answer: Answer | None = None
+    _away = False
+    """Whether the application has messages that it has not answered yet."""
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -39,10 +43,17 @@ class DirectProtocol(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
 
     def _reply(self, data: bytes) -> bytes | None:
-        waiting = not self.queue.empty() or not self.writable.is_set()
-        if self.answer is None or waiting or self.close_sent:
+        if self.answer is None or self._away or self.close_sent or not self.writable.is_set():
             return None
         try:
             return self.answer(data.decode())
         except UnicodeDecodeError:
             return None
+
+    def send_receive_event_to_app(self) -> None:
+        self._away = True
+        super().send_receive_event_to_app()
+
+    async def receive(self) -> Any:
+        self._away = not self.queue.empty()
+        return await super().receive()
