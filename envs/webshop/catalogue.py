@@ -67,9 +67,9 @@ class Catalogue:
     def __init__(self, folder: Path, source: str) -> None:
         self.folder = folder
         self.source = source
-        self.views: LruCache = LruCache(4096)
+        self.views: LruCache = LruCache(16384)
         self._products: LruCache = LruCache(2048)
-        self._hits: LruCache = LruCache(2048)
+        self._hits: LruCache = LruCache(8192)
         self._list_nouns: ListNouns | None = None
         try:
             self.sha256: str = json.loads((folder / "meta.json").read_text())["sha256"]
