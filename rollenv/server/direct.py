@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
+from websockets.protocol import State
 
 Answer = Callable[[str], bytes | None]
 """The answer to a message, UTF-8; None when the message has to go the long way. It does not raise."""
@@ -38,9 +39,9 @@ class DirectProtocol(WebSocketsSansIOProtocol):
         reply = self._reply(bytes(event.data)) if event.fin else None
         if reply is None:
             super().handle_text(event)
-            return
-        self.conn.send_text(reply)
-        self.transport.write(b"".join(self.conn.data_to_send()))
+        elif self.conn.state is State.OPEN:
+            # As `send_text` would, but for what that notes down for the next call to `data_to_send`.
+            self.transport.write(Frame(Opcode.TEXT, reply).serialize(mask=False, extensions=self.conn.extensions))
 
     def _reply(self, data: bytes) -> bytes | None:
         if self.answer is None or self._away or self.close_sent or not self.writable.is_set():
