@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("ray")
 
+import psutil
 from toys import warm_policy
 
 from rollenv.cluster.ray_runtime import AS_NICE_AS_US
@@ -125,31 +127,30 @@ def tell_to_leave(node: Any, cluster: Any) -> None:
     assert accepted, why
 
 
-def workers() -> list[str]:
-    """Ray workers of any run, by their command lines."""
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path)]
-    return [line.decode(errors="replace") for line in lines if line.startswith(b"ray::_Actor")]
+def workers(cluster: Any) -> list[int]:
+    """Processes of Ray workers of any run on this cluster, or that no cluster has: other tests may have theirs."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            parent = process.parent()
+            said = " ".join(parent.cmdline()) if parent is not None else ""
+            theirs = "raylet" in said and str(cluster.address) not in said
+            if "".join(process.cmdline()[:1]).startswith("ray::_Actor") and not theirs:
+                found.append(process.pid)
+    return found
 
 
-def _readable(path: Path) -> bool:
-    try:
-        path.read_bytes()
-    except OSError:
-        return False
-    return True
-
-
-def assert_whole(out: Path, steps: int) -> None:
+def assert_whole(out: Path, steps: int, cluster: Any) -> None:
     """Every step is there, the ledger is balanced, and no worker is left."""
     assert [line["step"] for line in read_metrics(out)] == list(range(steps + 1))
     last = checkpoint.newest(out)
     assert last is not None
     assert Ledger.from_dict(last.state()["ledger"]).balanced
     for _ in range(100):
-        if not workers():
+        if not workers(cluster):
             break
         time.sleep(0.1)
-    assert workers() == []
+    assert workers(cluster) == []
 
 
 def test_a_node_that_is_killed_costs_no_step(model: Path, tmp_path: Path, nodes: Any) -> None:
@@ -159,7 +160,7 @@ def test_a_node_that_is_killed_costs_no_step(model: Path, tmp_path: Path, nodes:
     nodes.remove_node(node_of(3, nodes), allow_graceful=False)
     code, said = run.end()
     assert code == 0, said
-    assert_whole(out, 8)
+    assert_whole(out, 8, nodes)
 
 
 def test_engines_leave_a_node_that_is_told_to_leave_before_it_goes(model: Path, tmp_path: Path, nodes: Any) -> None:
@@ -171,7 +172,7 @@ def test_engines_leave_a_node_that_is_told_to_leave_before_it_goes(model: Path, 
     run.until(lambda line: "is on a machine that leaves" in line)
     run.until(lambda line: line.startswith("step"))
     nodes.remove_node(leaving, allow_graceful=False)
-    assert_whole(out, interrupted_later(run, out))
+    assert_whole(out, interrupted_later(run, out), nodes)
     assert "died" not in "".join(run.said)
 
 
@@ -182,7 +183,7 @@ def test_ranks_move_from_a_node_that_is_told_to_leave(model: Path, tmp_path: Pat
     run.until(step(2))
     tell_to_leave(node_in_use(nodes), nodes)
     run.until(lambda line: "training rank 'rank-0' is on a machine that leaves" in line)
-    assert_whole(out, interrupted_later(run, out))
+    assert_whole(out, interrupted_later(run, out), nodes)
 
 
 def interrupted_later(run: Run, out: Path) -> int:
