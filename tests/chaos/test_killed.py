@@ -38,7 +38,7 @@ def killed_when(command: list[str], log: Path, n: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("eta", "times"), [(0, 5), (1, 1)])
+@pytest.mark.parametrize(("eta", "times"), [(0, 5), (1, 2)])
 def test_kills_change_nothing(tiny: Path, tmp_path: Path, eta: int, times: int) -> None:  # noqa: F811
     draw = random.Random(eta)
     whole, broken = tmp_path / "whole", tmp_path / "broken"

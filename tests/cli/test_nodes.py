@@ -157,6 +157,7 @@ def test_a_node_that_is_killed_costs_no_step(model: Path, tmp_path: Path, nodes:
     out = tmp_path / "run"
     run = Run(model, out, nodes, "devices.policy=0", "devices.rollout=1-3", "--steps", "8")
     run.until(step(2))
+    assert len(workers(nodes)) >= 4, "a rank and three engines are seen while they are there"
     nodes.remove_node(node_of(3, nodes), allow_graceful=False)
     code, said = run.end()
     assert code == 0, said
