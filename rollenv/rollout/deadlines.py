@@ -15,7 +15,7 @@ _watches: contextvars.ContextVar[Watch | None] = contextvars.ContextVar("rollenv
 
 
 class Deadline:
-    """A block of code that must end `seconds` after it begins; None: no bound. Made by `Watch.within`."""
+    """A block of code that must end `seconds` after it begins; None: no bound. Made by `within` or `Watch.within`."""
 
     __slots__ = ("_before", "_watch", "expired", "seconds", "when")
 
@@ -39,6 +39,8 @@ class Deadline:
     ) -> None:
         if self.seconds is not None:
             self._watch.open.remove(self)
+        if self._watch.alone:
+            self._watch.close()
         if self.expired and self._watch.task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -48,15 +50,19 @@ class Watch:
 
     The timer stays when a block ends in time: it is moved when it rings too early, so that a block of milliseconds
     under a deadline of a minute touches no timer at all. `close` takes it away.
+
+    Args:
+        alone: it is there for one deadline and ends with it.
     """
 
-    __slots__ = ("_timer", "loop", "next", "open", "task")
+    __slots__ = ("_timer", "alone", "loop", "next", "open", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, alone: bool = False) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("deadlines are for the inside of a task")
         self.task, self.loop = task, asyncio.get_running_loop()
+        self.alone = alone
         self.open: list[Deadline] = []
         self.next = math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -108,22 +114,15 @@ class watching:
         self._watch.close()
 
 
-def within(seconds: float | None) -> Deadline:
-    """A deadline for a `with` block of the current task, on the timer of its episode when it has one."""
+def own_watch() -> Watch:
+    """The current task's watch: that of its episode when it has one."""
     watch = _watches.get()
     # A task that an episode started has the episode's context, but deadlines of its own.
     if watch is None or watch.task is not asyncio.current_task():
-        return _Alone(Watch(), seconds)
-    return Deadline(watch, seconds)
+        return Watch(alone=True)
+    return watch
 
 
-class _Alone(Deadline):
-    """The only deadline of its watch: the timer goes with it."""
-
-    __slots__ = ()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watch.close()
-        super().__exit__(kind, error, trace)
+def within(seconds: float | None) -> Deadline:
+    """A deadline for a `with` block of the current task, on the timer of its episode when it has one."""
+    return Deadline(own_watch(), seconds)

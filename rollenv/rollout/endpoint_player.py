@@ -36,8 +36,8 @@ class EndpointPlayer:
             messages = [message.as_dict() for message in self._agent.messages(history)]
         except Exception as error:
             raise Fault("agent", "crash", describe(error)) from error
-        call = self._endpoint.ask({**self._asked, "messages": messages, "seed": seed})
-        reply = await guarded(call, "engine", self._limits.generate_seconds, "generate")
+        with guarded("engine", self._limits.generate_seconds, "generate"):
+            reply = await self._endpoint.ask({**self._asked, "messages": messages, "seed": seed})
         self.usage["prompt_tokens"] += reply.prompt_tokens
         self.usage["completion_tokens"] += reply.completion_tokens
         turn.completion = str(reply.message.get("content") or "")

@@ -10,19 +10,18 @@ import asyncio
 import contextlib
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from types import TracebackType
+from typing import Any, Protocol, runtime_checkable
 
 from rollenv.agents.base import ChatAgent, ScriptedAgent, Step
 from rollenv.inference.base import Completion, Engine, SamplingParams, fork, made_before
 from rollenv.inference.chat import ChatFormat, Conversation
 from rollenv.rollout.branch_points import BranchPoint, BranchPoints
-from rollenv.rollout.deadlines import Watch, watching, within
+from rollenv.rollout.deadlines import Deadline, Watch, own_watch, watching
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import Failure, FaultKind, FaultPlace, StopReason, Trajectory, Turn, plain
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +242,12 @@ class ModelPlayer:
 
     async def _generate(self, prompt: list[int], sampling: SamplingParams, turn: Turn) -> None:
         if not self._forked and self._request.start is not None:
-            self._forked, shared = True, fork(self._engine, self._request.start.session, self._session)
-            await guarded(shared, "engine", self._limits.generate_seconds, "fork")
-        call = self._engine.generate(prompt, sampling, session=self._session)
+            self._forked = True
+            with guarded("engine", self._limits.generate_seconds, "fork"):
+                await fork(self._engine, self._request.start.session, self._session)
         try:
-            completion = await guarded(call, "engine", self._limits.generate_seconds, "generate")
+            with guarded("engine", self._limits.generate_seconds, "generate"):
+                completion = await self._engine.generate(prompt, sampling, session=self._session)
         except BaseException as error:
             if (part := made_before(error)) is not None:
                 self._record(part, turn)
@@ -276,12 +276,13 @@ class ModelPlayer:
         if self._request.points is not None and not aborted:
             self._request.points.keep(self._leave_quietly)
             return
-        await guarded(self._leave(aborted), "engine", self._limits.generate_seconds, "leaving the engine")
+        with guarded("engine", self._limits.generate_seconds, "leaving the engine"):
+            await self._leave(aborted)
 
     async def _leave_quietly(self) -> None:
         """Later, when an engine that fails harms nobody any more: who still needs it will see."""
-        with contextlib.suppress(Fault):
-            await guarded(self._leave(False), "engine", self._limits.generate_seconds, "leaving the engine")
+        with contextlib.suppress(Fault), guarded("engine", self._limits.generate_seconds, "leaving the engine"):
+            await self._leave(False)
 
     async def _leave(self, aborted: bool) -> None:
         if aborted:
@@ -386,7 +387,8 @@ async def _play(
         acted = clock()
         trajectory.turns.append(turn)
         try:
-            result = await guarded(env.astep(turn.action), "env", limits.step_seconds, "step", watch)
+            with guarded("env", limits.step_seconds, "step", watch):
+                result = await env.astep(turn.action)
         finally:  # also of a step that came to nothing: its time was spent
             turn.seconds = {"generate": acted - began, "env": clock() - acted}
         observation, turn.reward, terminated, truncated, info = _checked_step(result)
@@ -403,12 +405,14 @@ async def _first(env: EpisodeEnv, request: EpisodeRequest, limits: EpisodeLimits
     """What there is to see in the beginning: of the task, or at the point where a branch starts."""
     seed = request.seed % 2**31
     if request.start is None:
-        reset = env.areset(seed=seed, options={"task": request.task})
-        return [Step(*_checked_begin(await guarded(reset, "env", limits.reset_seconds, "reset", watch), "reset"))]
+        with guarded("env", limits.reset_seconds, "reset", watch):
+            begun = await env.areset(seed=seed, options={"task": request.task})
+        return [Step(*_checked_begin(begun, "reset"))]
     if not isinstance(env, SnapshotEnv):
         raise Fault("env", "bad_output", "it has no snapshots")
-    restore = env.arestore(request.start.snapshot, seed=seed)
-    _checked_begin(await guarded(restore, "env", limits.reset_seconds, "restore", watch), "restore")
+    with guarded("env", limits.reset_seconds, "restore", watch):
+        begun = await env.arestore(request.start.snapshot, seed=seed)
+    _checked_begin(begun, "restore")
     # The agent goes on with what it was shown: a restored environment may say it in other words.
     return request.start.seen()
 
@@ -416,30 +420,45 @@ async def _first(env: EpisodeEnv, request: EpisodeRequest, limits: EpisodeLimits
 async def _snapshot(env: EpisodeEnv, limits: EpisodeLimits, watch: Watch) -> bytes:
     if not isinstance(env, SnapshotEnv):
         raise Fault("env", "bad_output", "it has no snapshots")
-    snapshot = await guarded(env.asnapshot(), "env", limits.step_seconds, "snapshot", watch)
+    with guarded("env", limits.step_seconds, "snapshot", watch):
+        snapshot = await env.asnapshot()
     if not isinstance(snapshot, bytes):
         raise Fault("env", "bad_output", f"snapshot must return bytes, not {type(snapshot).__name__}")
     return snapshot
 
 
-async def guarded(
-    call: Awaitable[T], where: FaultPlace, seconds: float | None, what: str, watch: Watch | None = None
-) -> T:
-    """Awaits `call` under a deadline and turns whatever goes wrong into a `Fault` at `where`.
+class guarded(Deadline):
+    """A `with` block under a deadline, in which whatever goes wrong turns into a `Fault` at `where`.
+
+    A block and no coroutine: there are two of them in every turn, and each task that is woken walks through all of its
+    coroutines.
 
     Args:
+        what: the call, in words for the message.
         watch: the current task's; None finds it.
     """
-    deadline = watch.within(seconds) if watch is not None else within(seconds)
-    try:
-        with deadline:
-            return await call
-    except Fault:  # a worker process knows better what went wrong
-        raise
-    except (Exception, SystemExit) as error:  # an environment that calls sys.exit() ends itself, not the run
-        if deadline.expired:
-            raise Fault(where, "timeout", f"{what} took longer than {seconds} s") from error
-        raise Fault(where, "crash", f"{what}: {describe(error)}") from error
+
+    __slots__ = ("_what", "_where")
+
+    def __init__(self, where: FaultPlace, seconds: float | None, what: str, watch: Watch | None = None) -> None:
+        Deadline.__init__(self, watch if watch is not None else own_watch(), seconds)
+        self._where, self._what = where, what
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            Deadline.__exit__(self, kind, error, trace)
+        except TimeoutError as timeout:
+            error = timeout
+        # A worker process knows better what went wrong, and a cancellation goes on its way; but an environment that
+        # calls sys.exit() ends itself, not the run.
+        if isinstance(error, Fault) or not isinstance(error, (Exception, SystemExit)):
+            return
+        if self.expired:
+            message = f"{self._what} took longer than {self.seconds} s"
+            raise Fault(self._where, "timeout", message) from error
+        raise Fault(self._where, "crash", f"{self._what}: {describe(error)}") from error
 
 
 def describe(error: BaseException) -> str:

@@ -53,8 +53,8 @@ class SimulatedPlayer:
 
     async def act(self, history: list[Step], turn: Turn) -> str:
         index, plan = len(history) - 1, self._plan
-        call = self._engine.generate(plan.generate[index])
-        turn.policy_versions = await guarded(call, "engine", self._seconds, "generate")
+        with guarded("engine", self._seconds, "generate"):
+            turn.policy_versions = await self._engine.generate(plan.generate[index])
         # A range counts as many tokens as a list would, in no memory.
         turn.completion_ids = cast(list[int], range(plan.tokens[index]))
         return ""
