@@ -54,6 +54,8 @@ class ALFWorldAgent:
         brief: observations in few words, `see mug 2 1 pen 3` or `closed`, and commands cut off where they can be: for
             models made from nothing, whose contexts are short.
         list_actions: whether to list commands at all; `numbered` always does.
+        list_unseen: whether to list the receptacles that were not looked into yet, each time when they have become
+            fewer: for models that do not keep account of their search by themselves.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ALFWorldAgent:
         history: History = "full",
         brief: bool = False,
         list_actions: bool = True,
+        list_unseen: bool = False,
     ) -> None:
         if action_format not in SYSTEM:
             raise RollenvError(f"action_format must be 'text', 'numbered' or 'react', not {action_format!r}")
@@ -71,6 +74,7 @@ class ALFWorldAgent:
         self.history = check_history(history)
         self.brief = brief
         self.list_actions = list_actions or action_format == "numbered"
+        self.list_unseen = list_unseen
 
     # -- what the model reads ------------------------------------------------------------------------------
 
@@ -87,6 +91,8 @@ class ALFWorldAgent:
             parts = [brief(step.observation) if self.brief else step.observation]
             if first and turn:
                 parts.insert(0, self._memory(history[: turn + 1]))
+            if self.list_unseen:
+                parts.append(self._left(history, turn, first))
             if self.list_actions:
                 parts.append(self._offer(history, turn, first))
             step.data[key] = "\n".join(part for part in parts if part)
@@ -120,6 +126,26 @@ class ALFWorldAgent:
         if self.action_format == "numbered":
             listed = [f"[{numbers[command]}] {command}" for command in listed]
         return "Commands: " + ", ".join(listed) if listed else ""
+
+    def _unseen(self, history: Sequence[Step], turn: int) -> list[str]:
+        """The receptacles that were not looked into up to a turn."""
+        data, text = history[turn].data, history[turn].observation
+        if "unseen" not in data:
+            before = self._unseen(history, turn - 1) if turn else World.of(text).places
+            looked = {found[1] for view in VIEWS for found in view.finditer(text)}
+            data["unseen"] = [place for place in before if place not in looked]
+        unseen: list[str] = data["unseen"]
+        return unseen
+
+    def _left(self, history: Sequence[Step], turn: int, first: bool) -> str:
+        """The line that lists what was not looked into, where it differs from what the model was told last."""
+        unseen = self._unseen(history, turn)
+        told = World.of(history[0].observation).places if turn == 0 else self._unseen(history, turn - 1)
+        if unseen == told and not (first and turn):
+            return ""
+        if self.brief:
+            return f"left {compact(unseen)}" if unseen else "all seen"
+        return f"Not looked into yet: {compact(unseen) or 'nothing'}."
 
     def _memory(self, history: Sequence[Step]) -> str:
         """What the model knows when a window begins: the task, the receptacles, and what it saw before the last of

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import rollenv
 from rollenv.agents.alfworld import ALFWorldAgent, brief, compact, complete, shorten
 from rollenv.agents.alfworld_oracle import ALFWorldOracle
+from rollenv.agents.alfworld_view import World
 from rollenv.agents.base import ChatAgent, Step
 from rollenv.errors import RollenvError
 
@@ -80,6 +81,42 @@ def test_a_command_keeps_its_number_through_the_episode() -> None:
 def test_brief_observations() -> None:
     agent = ALFWorldAgent(brief=True, list_actions=False)
     assert read(agent, house()) == ["put two pen in safe.\ndesk 2 1 drawer 1 safe 1", "see pen 2 1", "done", "closed"]
+
+
+def test_what_was_not_looked_into_is_listed_when_it_has_become_less() -> None:
+    history = house()
+    open_safe = "You open the safe 1. The safe 1 is open. In it, you see nothing."
+    history += [turn(open_safe, "", ["close safe 1"], "safe 1"), turn(open_safe, "", ["close safe 1"], "safe 1")]
+    assert read(ALFWorldAgent(brief=True, list_actions=False, list_unseen=True), history) == [
+        "put two pen in safe.\ndesk 2 1 drawer 1 safe 1",  # all of them: nothing to add
+        "see pen 2 1\nleft desk 1 drawer 1 safe 1",
+        "done",
+        "closed",  # it was walked to, not looked into
+        "nothing\nleft desk 1 drawer 1",
+        "nothing",
+    ]
+    (last,) = read(ALFWorldAgent(history=1, list_actions=False, list_unseen=True), house())
+    assert last.endswith("The safe 1 is closed.\nNot looked into yet: desk 1 drawer 1 safe 1.")
+
+
+def test_what_was_looked_into_and_what_was_not_are_all_there_is() -> None:
+    """The oracle's own account of the house, game by game."""
+    env, agent = rollenv.make("alfworld"), ALFWorldAgent(brief=True, list_actions=False, list_unseen=True)
+    for task in env.tasks.ids("valid_unseen")[::29]:
+        oracle = ALFWorldOracle()
+        oracle.reset(0)
+        observation, info = env.reset(options={"task": task})
+        history, world, over = [Step(observation, info)], World.of(observation), False
+        while not over:
+            world.notice(observation)
+            left = [place for place in world.places if place not in world.contents]
+            told = [
+                line for text in read(agent, history) for line in text.split("\n") if line.startswith(("left", "all"))
+            ]
+            assert (told[-1:] or [f"left {compact(world.places)}"]) == [f"left {compact(left)}" if left else "all seen"]
+            history[-1].action = history[-1].completion = oracle.act(observation, info)
+            observation, _, over, _, info = env.step(history[-1].action)
+            history.append(Step(observation, info))
 
 
 @pytest.mark.parametrize(
