@@ -28,6 +28,8 @@ VERSION = 1
 """Of the tables; an index of another one is made anew."""
 FIRST, BATCH = 20, 500
 """Episodes that are written at a time: soon for the first ones, which somebody waits for."""
+HEAD_START = 0.5
+"""Seconds that the processor is left to the page with the first ones, before the others are read."""
 
 _TABLES = """
 CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, stamp TEXT, torn INTEGER);
@@ -294,10 +296,10 @@ class EpisodeIndex:
             torn += bad
             self._state["bytes"] += length
             if len(pending) >= (BATCH if self._first else FIRST):
-                self._first = True
                 _write(database, file, pending)
-                pending = []
-                if self._stop.is_set():
+                pending, head_start = [], 0.0 if self._first else HEAD_START
+                self._first = True
+                if self._stop.wait(head_start):
                     return
         _write(database, file, pending)
         database.execute("UPDATE files SET stamp = ?, torn = ? WHERE id = ?", [stamp, torn, file])
