@@ -175,6 +175,19 @@ def test_what_has_been_read_can_be_asked_for_while_the_rest_is_read(
     index.close()
 
 
+def test_the_first_ones_have_a_head_start_which_closing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEAD_START", 3600.0)
+    evaluation(tmp_path, [episode(i) for i in range(3 * module.FIRST)])
+    index = EpisodeIndex(find_runs(tmp_path)[0])
+    index.refresh()
+    while not index.count(Query()):
+        assert not index.wait(0.01)
+    assert not index.wait(0.5)
+    assert index.count(Query()) == module.FIRST
+    index.close()
+    assert index.wait(0)
+
+
 def test_files_are_read_once_also_by_the_next_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training(tmp_path, {1: [episode(0)], 2: [episode(1)]})
     opened(tmp_path).close()
