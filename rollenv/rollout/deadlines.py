@@ -15,7 +15,7 @@ _watches: contextvars.ContextVar[Watch | None] = contextvars.ContextVar("rollenv
 
 
 class Deadline:
-    """A block of code that must end `seconds` after it begins; None: no bound. Made by `within` or `Watch.within`."""
+    """A block of code that must end `seconds` after it begins; None: no bound. Made by `Watch.within`."""
 
     __slots__ = ("_before", "_watch", "expired", "seconds", "when")
 
@@ -98,7 +98,7 @@ class Watch:
 
 
 class watching:
-    """A block in which the deadlines of the current task share one `Watch` (`within` finds it)."""
+    """A block in which the deadlines of the current task share one `Watch` (`own_watch` finds it)."""
 
     __slots__ = ("_token", "_watch")
 
@@ -115,14 +115,9 @@ class watching:
 
 
 def own_watch() -> Watch:
-    """The current task's watch: that of its episode when it has one."""
+    """The current task's watch: that of its episode when it has one, else a new one for a single deadline."""
     watch = _watches.get()
     # A task that an episode started has the episode's context, but deadlines of its own.
     if watch is None or watch.task is not asyncio.current_task():
         return Watch(alone=True)
     return watch
-
-
-def within(seconds: float | None) -> Deadline:
-    """A deadline for a `with` block of the current task, on the timer of its episode when it has one."""
-    return Deadline(own_watch(), seconds)

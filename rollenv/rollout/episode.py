@@ -434,8 +434,12 @@ class guarded(Deadline):
     coroutines.
 
     Args:
+        seconds: None: no bound.
         what: the call, in words for the message.
         watch: the current task's; None finds it.
+
+    Raises:
+        Fault: at the block's end: `timeout` when the time is over, `crash` for any other error, or a fault as it is.
     """
 
     __slots__ = ("_what", "_where")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollenv.rollout.deadlines import Watch, watching, within
+from rollenv.rollout.deadlines import Watch, own_watch, watching
 from rollenv.simulation.clock import run_virtual
 
 BLOCKS = st.lists(st.tuples(st.integers(0, 6), st.sampled_from([None, 1.5, 2.5, 4.5])), min_size=1, max_size=8)
@@ -26,7 +26,7 @@ async def lived(blocks: list[tuple[int, float | None]], whole: float | None, sha
         for seconds, limit in blocks:
             try:
                 if shared:
-                    with within(limit):
+                    with own_watch().within(limit):
                         await asyncio.sleep(seconds)
                 else:
                     async with asyncio.timeout(limit):
@@ -81,7 +81,7 @@ def test_blocks_that_end_in_time_set_one_timer_for_all() -> None:
         loop.call_at = call_at  # type: ignore[method-assign]
         with watching():
             for _ in range(100):
-                with within(60):
+                with own_watch().within(60):
                     await asyncio.sleep(0)
 
     run_virtual(main())
@@ -90,7 +90,7 @@ def test_blocks_that_end_in_time_set_one_timer_for_all() -> None:
 
 def test_a_task_within_an_episode_has_deadlines_of_its_own() -> None:
     async def child() -> str:
-        with pytest.raises(TimeoutError), within(1):
+        with pytest.raises(TimeoutError), own_watch().within(1):
             await asyncio.sleep(5)
         return "alone"
 
@@ -103,7 +103,7 @@ def test_a_task_within_an_episode_has_deadlines_of_its_own() -> None:
 
 def test_a_swallowed_cancellation_leaves_the_block_as_it_is() -> None:
     async def main() -> tuple[str, bool]:
-        with within(1) as deadline, contextlib.suppress(asyncio.CancelledError):
+        with own_watch().within(1) as deadline, contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(5)
         return "went on", deadline.expired
 

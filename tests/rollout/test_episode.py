@@ -127,6 +127,19 @@ def test_an_environment_that_cannot_be_made_is_a_labelled_fault() -> None:
     assert (trajectory.group, trajectory.sample, trajectory.attempt) == (4, 2, 1)
 
 
+def test_a_call_that_raises_before_it_can_be_awaited_is_a_crash_of_the_environment(world: World) -> None:
+    env = world()()
+
+    def astep(action: str) -> Any:
+        raise ValueError("not even a coroutine")
+
+    env.astep = astep  # type: ignore[method-assign]
+    trajectory = run(model_play(lambda: env)(REQUEST))
+    assert trajectory.failure is not None
+    assert (trajectory.failure.where, trajectory.failure.kind) == ("env", "crash")
+    assert trajectory.failure.message == "step: ValueError: not even a coroutine"
+
+
 def failing(prompt: Any, sampling: Any) -> list[int]:
     raise ValueError("no memory")
 
