@@ -7,12 +7,13 @@ where, and this process never opens a file that an agent named.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import posixpath
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from rollenv.sandboxes.errors import SandboxDied, SandboxError
 from rollenv.sandboxes.network import Gateway
@@ -24,6 +25,7 @@ from rollenv.sandboxes.spec import SandboxSpec, check_env_vars
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOL_SECONDS = 120.0
 _NOTES_LIMIT = 1 << 16
+_P = TypeVar("_P", bound=Process)
 
 
 class BaseSandbox(ABC):
@@ -34,6 +36,7 @@ class BaseSandbox(ABC):
     def __init__(self, id: str, spec: SandboxSpec) -> None:
         self.id, self.spec = id, spec
         self._shells: list[Shell] = []
+        self._beginning: set[asyncio.Task[Any]] = set()
         self._image_env: dict[str, str] = {}
         self._gateway: Gateway | None = None
         self._died = ""
@@ -91,6 +94,23 @@ class BaseSandbox(ABC):
             flooded=seen.flooded,
             truncated=seen.stdout.truncated or seen.stderr.truncated,
         )
+
+    async def _begun(self, beginning: Coroutine[Any, Any, _P]) -> _P:
+        """Awaits a process's start to its end: one that is given up halfway leaves a process that nobody knows.
+
+        Cancelled meanwhile, it ends the process as soon as there is one.
+        """
+        task = asyncio.ensure_future(beginning)
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.ensure_future(_give_up(task)))
+            raise
+
+    async def _all_begun(self) -> None:
+        await asyncio.gather(*self._beginning, return_exceptions=True)
 
     def shell(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, user: str | None = None) -> Shell:
         """See `Sandbox.shell`."""
@@ -252,6 +272,11 @@ class BaseSandbox(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def _give_up(beginning: asyncio.Task[_P]) -> None:
+    with contextlib.suppress(SandboxError):
+        await (await beginning).kill()
 
 
 def _kind(mode: int) -> Literal["file", "folder", "link", "other"]:

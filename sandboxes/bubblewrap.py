@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -147,6 +148,9 @@ class BubblewrapSandbox(BaseSandbox):
         if self._holder.ended:
             await self._die("its namespaces are gone")
             raise self._gone()
+        return await self._begun(self._begin(argv, env, user))
+
+    async def _begin(self, argv: Sequence[str], env: Mapping[str, str], user: str) -> BubblewrapProcess:
         uid, gid = self._numbers(user)
         options = ["--unshare-user", "--uid", str(uid), "--gid", str(gid), "--disable-userns"]
         options += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
@@ -233,9 +237,10 @@ class BubblewrapSandbox(BaseSandbox):
 
     async def _end_processes(self) -> None:
         await self._end_shells()
+        await self._all_begun()
         for process in list(self._running):
             await process.kill()
-            await process.wait()
+            await asyncio.wait_for(process.wait(), KILL_SECONDS)
 
     async def _remove(self) -> None:
         with contextlib.suppress(SandboxError, TimeoutError):
@@ -315,6 +320,7 @@ class BubblewrapProcess:
         self.stdin: Writer = process.stdin
         self.stdout, self.stderr = process.stdout, process.stderr
         self._on_end = on_end
+        self._told = b""
         self._discarding: asyncio.Task[None] | None = None
         self._ended: asyncio.Task[int] = asyncio.ensure_future(self._wait())
 
@@ -337,19 +343,37 @@ class BubblewrapProcess:
         return NOT_STARTED if code > 0 and code < 128 else 128 - code if code < 0 else code
 
     def _said(self) -> dict[str, int]:
-        with contextlib.suppress(BlockingIOError, ValueError):
-            merged: dict[str, int] = {}
-            for line in os.read(self._status, 1 << 16).decode().splitlines():
-                merged |= {key: value for key, value in json.loads(line).items() if isinstance(value, int)}
-            return merged
-        return {}
+        """What it has said of itself so far, in whole lines. Not once it has ended."""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._status, 1 << 16):
+                self._told += part
+        whole = self._told[: self._told.rfind(b"\n") + 1].splitlines()
+        return {key: value for line in whole for key, value in json.loads(line).items() if isinstance(value, int)}
 
     async def kill(self) -> None:
         """See `Process.kill`."""
+        first = await self._first()
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+            if first is None:
+                self._process.kill()
+            else:  # bubblewrap ends with it
+                os.kill(first, signal.SIGKILL)
         if self._discarding is None:
             self._discarding = asyncio.ensure_future(discard_after(self._ended, self.stdout, self.stderr))
+
+    async def _first(self) -> int | None:
+        """The first process of its namespace, whose death is the death of all; None when there is none.
+
+        `--die-with-parent` binds it to bubblewrap only when it has laid out what it sees: killed before that,
+        bubblewrap would leave it behind. It waits, though, until bubblewrap has said which it is.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                while self._process.returncode is None:
+                    if (first := self._said().get("child-pid")) is not None:
+                        return first
+                    await asyncio.sleep(0.002)
+        return None
 
 
 async def _gone(pid: int) -> None:

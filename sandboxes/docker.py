@@ -178,8 +178,12 @@ class DockerSandbox(BaseSandbox):
         name = f"s{secrets.token_hex(8)}" if shell else ""
         user = await self._numbers(user)
         await self._turn.acquire()
+        return await self._begun(self._begin(argv, env, user, name))
+
+    async def _begin(self, argv: Sequence[str], env: Mapping[str, str], user: str, name: str) -> DockerProcess:
+        """Starts a process, in this turn; `name`: a shell's."""
         try:
-            if shell:
+            if name:
                 words, more = ["/bin/sh", "-c", _SHELL, "sh", *argv], {"ROLLENV_SHELL": name}
             elif self._live:
                 words, more = ["/bin/sh", "-c", _BESIDE, "sh", " ".join(self._live), *argv], {}
@@ -195,7 +199,7 @@ class DockerSandbox(BaseSandbox):
                 raise self._gone() from error
             raise
         process = DockerProcess(self, id, stream, name)
-        if shell:
+        if name:
             self._live[name] = process
             self._turn.release()
         return process

@@ -60,6 +60,9 @@ class SubprocessSandbox(BaseSandbox):
         return whole if inside.startswith("..") else str(self.root / inside)
 
     async def _spawn(self, argv: Sequence[str], env: Mapping[str, str], user: str, *, shell: bool) -> Process:
+        return await self._begun(self._begin(argv, env))
+
+    async def _begin(self, argv: Sequence[str], env: Mapping[str, str]) -> GroupProcess:
         pipe = asyncio.subprocess.PIPE
         words: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "start_new_session": True}
         try:
@@ -98,6 +101,7 @@ class SubprocessSandbox(BaseSandbox):
 
     async def _end_processes(self) -> None:
         await self._end_shells()
+        await self._all_begun()
         for process in self._running:
             await process.kill()
 

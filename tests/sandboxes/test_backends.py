@@ -104,6 +104,33 @@ async def test_a_cancelled_command_is_ended(backend: str) -> None:
         assert [file.name for file in await sandbox.list()] == ["begun.txt"]
 
 
+@in_loop
+async def test_a_command_is_ended_at_whatever_moment_of_its_beginning(backend: str) -> None:
+    """Bubblewrap's child outlives it while it begins; so would a process whose start is given up."""
+    async with await create(SMALL, backend=backend) as sandbox:
+        for milliseconds in range(24):
+            running = asyncio.create_task(sandbox.exec("sleep 4; touch late.txt"))
+            await asyncio.sleep(milliseconds / 1000)
+            running.cancel()
+            done, _ = await asyncio.wait({running}, timeout=3)
+            assert done, f"it did not end when it was cancelled after {milliseconds} ms"
+        await asyncio.sleep(6)
+        assert await sandbox.list() == []
+
+
+@in_loop
+async def test_a_sandbox_closes_at_whatever_moment_of_a_commands_beginning(backend: str) -> None:
+    before = Ledger.current().live()
+    for milliseconds in range(0, 24, 2):
+        sandbox = await create(SMALL, backend=backend)
+        running = asyncio.create_task(sandbox.exec("sleep 60"))
+        await asyncio.sleep(milliseconds / 1000)
+        async with asyncio.timeout(8):
+            await sandbox.close()
+            await asyncio.gather(running, return_exceptions=True)
+    assert Ledger.current().live() == before
+
+
 # -- shells ----------------------------------------------------------------------------------------------------
 
 

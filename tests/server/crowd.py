@@ -43,15 +43,16 @@ class Crowd:
         self._told = True
 
     async def _session(self, n: int) -> None:
-        played = 0
-        while not (self._told and played >= self._episodes):
+        played, owed = 0, self._episodes
+        while not (self._told and played >= owed):
             try:
                 async with connect(self._address, open_timeout=120, ping_interval=None) as socket:
-                    while not (self._told and played >= self._episodes):
+                    while not (self._told and played >= owed):
                         await self._episode(socket, n, f"{self._seed}-{n}-{played}")
                         played += 1
             except (OSError, WebSocketException, TimeoutError):
                 self._broken += 1
+                owed = max(owed, played + 1)  # what broke is played again, though it was enough otherwise
                 await asyncio.sleep(0.2)
 
     async def _episode(self, socket: ClientConnection, n: int, name: str) -> None:
