@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from rollenv.sandboxes.errors import SandboxDied, SandboxError
 from rollenv.sandboxes.network import Gateway
-from rollenv.sandboxes.process import NOT_STARTED, Captured, Process, collect
+from rollenv.sandboxes.process import KILL_SECONDS, NOT_STARTED, Captured, Process, collect
 from rollenv.sandboxes.protocol import Command, ExecResult, FileInfo, Snapshot
 from rollenv.sandboxes.shell import Shell
 from rollenv.sandboxes.spec import SandboxSpec, check_env_vars
@@ -110,7 +110,8 @@ class BaseSandbox(ABC):
             raise
 
     async def _all_begun(self) -> None:
-        await asyncio.gather(*self._beginning, return_exceptions=True)
+        if self._beginning:  # they are others': not cancelled with whoever waits for them
+            await asyncio.wait(self._beginning)
 
     def shell(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, user: str | None = None) -> Shell:
         """See `Sandbox.shell`."""
@@ -275,8 +276,12 @@ class BaseSandbox(ABC):
 
 
 async def _give_up(beginning: asyncio.Task[_P]) -> None:
-    with contextlib.suppress(SandboxError):
-        await (await beginning).kill()
+    """Ends what has just been started; who wanted it hears of its own cancellation, not of what fails here."""
+    with contextlib.suppress(Exception):
+        process = await beginning
+        await process.kill()
+        # Its end may have consequences for others: it is over when they are.
+        await asyncio.wait_for(process.wait(), KILL_SECONDS)
 
 
 def _kind(mode: int) -> Literal["file", "folder", "link", "other"]:

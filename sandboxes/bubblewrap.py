@@ -216,7 +216,6 @@ class BubblewrapSandbox(BaseSandbox):
     async def snapshot(self) -> Snapshot:
         """See `Sandbox.snapshot`."""
         self._check_alive()
-        await self._end_processes()
         await self._lay_out(self._overlay.freeze())
         return Snapshot(self.id, self._overlay.layers)
 
@@ -224,11 +223,11 @@ class BubblewrapSandbox(BaseSandbox):
         """See `Sandbox.restore`."""
         self._check_alive()
         layers = () if snapshot is None else self._owned(snapshot).layers
-        await self._end_processes()
         await self._lay_out(self._overlay.take_back(layers))
 
     async def _lay_out(self, commands: str) -> None:
         try:
+            await self._end_processes()
             async with asyncio.timeout(self.spec.create_timeout):
                 await self._holder.run(commands)
         except (TimeoutError, SandboxError) as error:
@@ -236,11 +235,21 @@ class BubblewrapSandbox(BaseSandbox):
             raise self._gone() from error
 
     async def _end_processes(self) -> None:
-        await self._end_shells()
+        """Ends all that runs.
+
+        Raises:
+            SandboxError: something does not end.
+        """
         await self._all_begun()
-        for process in list(self._running):
+        running = list(self._running)
+        for process in running:
             await process.kill()
-            await asyncio.wait_for(process.wait(), KILL_SECONDS)
+        if running:
+            ends = [asyncio.ensure_future(process.wait()) for process in running]
+            await asyncio.wait(ends, timeout=KILL_SECONDS)
+            if not all(end.done() and end.exception() is None for end in ends):
+                raise SandboxError("a process does not end")
+        await self._end_shells()
 
     async def _remove(self) -> None:
         with contextlib.suppress(SandboxError, TimeoutError):
@@ -332,8 +341,8 @@ class BubblewrapProcess:
         try:
             code = await self._process.wait()
             said = self._said()
-            if (first := said.get("child-pid")) is not None:
-                await _gone(int(first))
+            if "child-pid" in said and (first := _open_first(said)) is not None:
+                await _gone(first)
         finally:
             os.close(self._status)
             self._on_end(self)
@@ -353,35 +362,56 @@ class BubblewrapProcess:
     async def kill(self) -> None:
         """See `Process.kill`."""
         first = await self._first()
-        with contextlib.suppress(ProcessLookupError):
-            if first is None:
+        if first is None:
+            with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            else:  # bubblewrap ends with it
-                os.kill(first, signal.SIGKILL)
+        else:  # bubblewrap ends with it
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(first, signal.SIGKILL)
+            os.close(first)
         if self._discarding is None:
             self._discarding = asyncio.ensure_future(discard_after(self._ended, self.stdout, self.stderr))
 
     async def _first(self) -> int | None:
         """The first process of its namespace, whose death is the death of all; None when there is none.
 
-        `--die-with-parent` binds it to bubblewrap only when it has laid out what it sees: killed before that,
-        bubblewrap would leave it behind. It waits, though, until bubblewrap has said which it is.
+        `--die-with-parent` binds it to bubblewrap only when it has laid out what it sees: if bubblewrap dies before
+        that, it lives on. It begins, though, only when bubblewrap has said which it is.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
-                while self._process.returncode is None:
-                    if (first := self._said().get("child-pid")) is not None:
-                        return first
+                while not self._ended.done():
+                    said = self._said()
+                    if "child-pid" in said:
+                        return _open_first(said)
+                    if self._process.returncode is not None:
+                        return None
                     await asyncio.sleep(0.002)
         return None
 
 
-async def _gone(pid: int) -> None:
-    """Waits until the first process of a namespace has ended, which is when the last one in there has."""
+def _open_first(said: Mapping[str, int]) -> int | None:
+    """A descriptor of the process that bubblewrap has told of; None when it has ended."""
+    pid = said["child-pid"]
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
-        return
+        return None
+    try:
+        number = os.stat(f"/proc/{pid}/ns/pid").st_ino
+        same = number == said.get("pid-namespace", number)
+    except PermissionError:  # as it changes its user, which is right after its start
+        same = True
+    except OSError:
+        same = False
+    if same:
+        return fd
+    os.close(fd)  # it has ended, and its number may be another's by now
+    return None
+
+
+async def _gone(fd: int) -> None:
+    """Waits until the first process of a namespace has ended, which is when the last one in there has."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(fd, ended.set)
     try:

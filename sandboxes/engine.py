@@ -190,26 +190,39 @@ async def open_stream(where: str, version: str, exec_id: str) -> Stream:
         SandboxError: the engine does not start it.
     """
     parts = urlsplit(where)
+    writer = None
     try:
-        if parts.scheme == "unix":
-            reader, writer = await asyncio.open_unix_connection(parts.path)
-        else:
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 2375)
-        body = json.dumps({"Detach": False, "Tty": False}).encode()
-        head = (
-            f"POST /v{version}/exec/{exec_id}/start HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\n"
-            f"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
-        answer = await reader.readuntil(b"\r\n\r\n")
-    except (OSError, asyncio.IncompleteReadError) as error:
-        raise EngineUnavailable(f"the container engine at '{where}' does not answer: {_START}") from error
+        async with asyncio.timeout(_SECONDS):
+            if parts.scheme == "unix":
+                reader, writer = await asyncio.open_unix_connection(parts.path)
+            else:
+                reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 2375)
+            answer = await _ask_to_start(reader, writer, version, exec_id)
+    except BaseException as error:
+        if writer is not None:
+            writer.close()
+        if isinstance(error, OSError | asyncio.IncompleteReadError):  # too late an answer is an OSError as well
+            raise EngineUnavailable(f"the container engine at '{where}' does not answer: {_START}") from error
+        raise
     status = int(answer.split(b" ", 2)[1])
     if status not in (101, 200):
         said = (await reader.read(1 << 14)).decode(errors="replace").strip().splitlines()[-1:]
         writer.close()
         raise SandboxError(f"the container engine cannot start a command: {''.join(said) or status}")
     return Stream(reader, writer)
+
+
+async def _ask_to_start(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, version: str, exec_id: str
+) -> bytes:
+    """Asks for a command's start over a connection that then is its stream; returns the answer's head."""
+    body = json.dumps({"Detach": False, "Tty": False}).encode()
+    head = (
+        f"POST /v{version}/exec/{exec_id}/start HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\n"
+        f"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    return await reader.readuntil(b"\r\n\r\n")
 
 
 class Calls:

@@ -11,7 +11,7 @@ import pytest
 from in_loop import in_loop
 
 from rollenv.errors import RollenvError
-from rollenv.sandboxes import MiB, Sandbox, SandboxDied, SandboxError, SandboxSpec, create, pack, unpack
+from rollenv.sandboxes import ExecResult, MiB, Sandbox, SandboxDied, SandboxError, SandboxSpec, create, pack, unpack
 from rollenv.sandboxes.ledger import Ledger
 
 SMALL = SandboxSpec(memory=128 * MiB, disk=16 * MiB, pids=64, cpus=1.0, exec_timeout=20.0)
@@ -104,9 +104,69 @@ async def test_a_cancelled_command_is_ended(backend: str) -> None:
         assert [file.name for file in await sandbox.list()] == ["begun.txt"]
 
 
+class SlowStart:
+    """Lets a sandbox's processes start, and tells nobody of it until `go` is set."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.there, self.go = asyncio.Event(), asyncio.Event()
+        self._sandbox, self._begin = sandbox, sandbox._begin  # type: ignore[attr-defined]
+        sandbox._begin = self  # type: ignore[attr-defined]
+
+    async def __call__(self, *args: object) -> object:
+        process = await self._begin(*args)
+        self.there.set()
+        await self.go.wait()
+        return process
+
+    def cancel(self, running: asyncio.Task[ExecResult]) -> None:
+        """Cancels what waits for a start, and lets starts be as they were."""
+        running.cancel()
+        asyncio.get_running_loop().call_later(0.1, self.go.set)
+        self._sandbox._begin = self._begin  # type: ignore[attr-defined]
+
+
+@in_loop
+async def test_a_command_whose_start_is_given_up_is_ended(backend: str) -> None:
+    async with await create(SMALL, backend=backend) as sandbox:
+        slow = SlowStart(sandbox)
+        running = asyncio.create_task(sandbox.exec("sleep 4; touch late.txt"))
+        await slow.there.wait()
+        slow.cancel(running)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.sleep(6)
+        assert await sandbox.list() == []
+
+
+@in_loop
+async def test_a_shell_whose_start_is_given_up_leaves_the_next_command_alone(backend: str) -> None:
+    async with await create(SMALL, backend=backend) as sandbox, sandbox.shell() as shell:
+        slow = SlowStart(sandbox)
+        running = asyncio.create_task(shell.run("true"))
+        await slow.there.wait()
+        slow.cancel(running)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (await sandbox.exec("sleep 2; echo whole")).stdout == "whole\n"
+
+
+@in_loop
+async def test_who_waits_for_a_start_and_is_cancelled_does_not_cancel_it(backend: str) -> None:
+    async with await create(SMALL, backend=backend) as sandbox:
+        slow = SlowStart(sandbox)
+        running = asyncio.create_task(sandbox.exec("echo whole"))
+        await slow.there.wait()
+        restoring = asyncio.create_task(sandbox.restore())
+        await asyncio.sleep(0.1)
+        slow.cancel(restoring)
+        with pytest.raises(asyncio.CancelledError):
+            await restoring
+        assert (await running).stdout == "whole\n"
+
+
 @in_loop
 async def test_a_command_is_ended_at_whatever_moment_of_its_beginning(backend: str) -> None:
-    """Bubblewrap's child outlives it while it begins; so would a process whose start is given up."""
+    """Bubblewrap's child outlives it while it begins."""
     async with await create(SMALL, backend=backend) as sandbox:
         for milliseconds in range(24):
             running = asyncio.create_task(sandbox.exec("sleep 4; touch late.txt"))
@@ -116,6 +176,19 @@ async def test_a_command_is_ended_at_whatever_moment_of_its_beginning(backend: s
             assert done, f"it did not end when it was cancelled after {milliseconds} ms"
         await asyncio.sleep(6)
         assert await sandbox.list() == []
+
+
+@in_loop
+async def test_a_command_of_bubblewrap_is_ended_as_soon_as_it_has_a_process(bubblewrap: str) -> None:
+    """Then its process lays out what it sees, and does not die with bubblewrap yet."""
+    async with await create(SMALL, backend=bubblewrap) as sandbox:
+        for _ in range(10):
+            running = asyncio.create_task(sandbox.exec("sleep 60"))
+            while not any("child-pid" in process._said() for process in sandbox._running):  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            running.cancel()
+            done, _ = await asyncio.wait({running}, timeout=5)
+            assert done
 
 
 @in_loop
