@@ -82,7 +82,7 @@ def told(what: str, image: str = "") -> Any:
     except docker.errors.ImageNotFound as error:
         raise unknown_image(image) from error
     except docker.errors.APIError as error:
-        if image and error.status_code == 404:
+        if image and error.status_code == 404 and "image" in str(error.explanation).lower():  # in Podman's words
             raise unknown_image(image) from error
         words = str(error.explanation or error).strip().splitlines()[-1:]
         raise SandboxError(f"the container engine cannot {what}: {''.join(words)}") from error

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rollenv.agents.harness import Harness
 from rollenv.config.train import TrainConfig
 from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
@@ -29,7 +30,7 @@ from rollenv.rollout.episode import EpisodeLimits
 from rollenv.rollout.figures import batch_figures, latency_figures, waste_figures
 from rollenv.rollout.layers import MakeLayer
 from rollenv.rollout.ledger import Ledger
-from rollenv.rollout.play import ModelPlay
+from rollenv.rollout.play import ModelPlay, Play
 from rollenv.rollout.scheduler import Scheduler
 from rollenv.rollout.setup import batch_plan, episode_limits, sampling_params
 from rollenv.rollout.timeline import TRAINER, Timeline, span
@@ -147,12 +148,18 @@ class TrainRun:
                 f"(sha256 {here[:12]}, it had {state['tasks_sha256'][:12]}): give the same data"
             )
 
-    def _play(self, world: World, label: str, temperature: float) -> ModelPlay:
+    def _play(self, world: World, label: str, temperature: float) -> Play:
         config, chat = self.config, self.learner.chat
         limits = episode_limits(config.rollout, world.spec, self.engine.max_length)
         sampling = sampling_params(config.sampling, chat, temperature)
         layers = self._layers(limits)
-        return ModelPlay(world.pool, world.spec.id, world.agent, self.engine, chat, sampling, limits, label, layers)
+        talk = (self.engine, chat, sampling, limits, label, layers)
+        if isinstance(world.agent, Harness):
+            from rollenv.gateway.harness import HarnessPlay  # a web server: for these runs only
+
+            assert world.door is not None
+            return HarnessPlay(world.pool, world.spec.id, world.agent, world.door, *talk)
+        return ModelPlay(world.pool, world.spec.id, world.agent, *talk)
 
     def _layers(self, limits: EpisodeLimits) -> tuple[MakeLayer, ...]:
         """What stands between episodes and the world: injected faults next to it, who draws them in front."""
@@ -200,6 +207,7 @@ class TrainRun:
             with contextlib.suppress(RollenvError):
                 await self._writer.settled()
             await self.scheduler.close()
+            await self.worlds.close_doors()
             await self._parts.close()
             self.worlds.close()
             self._metrics.close()

@@ -5,13 +5,16 @@ Invariant: a run of one world is what it would be if there were no mixtures: no 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rollenv.agents import make_agent
 from rollenv.agents.base import ChatAgent
+from rollenv.agents.harness import Harness
 from rollenv.config.algo import AlgoConfig
 from rollenv.config.train import MixtureConfig, TrainConfig
 from rollenv.errors import RollenvError
@@ -29,20 +32,25 @@ from rollenv.tasks import Panel
 from rollenv.trainers.data import branch_worth
 from rollenv.trajectory import Trajectory
 
+if TYPE_CHECKING:
+    from rollenv.gateway.harness import Door
+
 
 @dataclass(slots=True)
 class World:
-    """One environment of a run. `name` is empty where it is the only one."""
+    """One environment of a run. `name` is empty where it is the only one; `door` is where an agent that is a program in
+    the sandbox finds the model."""
 
     name: str
     spec: EnvSpec
     pool: Environments
-    agent: ChatAgent
+    agent: ChatAgent | Harness
     split: str
     weight: float
     panel: Panel
     quarantine: Quarantine
     algo: AlgoConfig
+    door: Door | None = None
 
     @property
     def tasks_sha256(self) -> str:
@@ -122,6 +130,10 @@ class Worlds:
         hashes = [world.tasks_sha256 for world in self.all]
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
+    async def close_doors(self) -> None:
+        """Programs in sandboxes are not answered any more."""
+        await asyncio.gather(*(world.door.close() for world in self.all if world.door is not None))
+
     def close(self) -> None:
         """Closes all environments."""
         for world in self.all:
@@ -159,13 +171,19 @@ class _Mixed:
 
 def _world(part: MixtureConfig, env_spec: EnvSpec, config: TrainConfig, name: str) -> World:
     algo = part.algo or config.algo
-    pool = env_pool(env_spec, part.env_args, config.rollout, algo.advantage == "vine" or config.rollout.trees > 0)
+    agent = make_agent(env_spec, part.agent.name, part.agent.arguments)
+    door, env_args = None, dict(part.env_args)
+    if isinstance(agent, Harness):
+        from rollenv.gateway.harness import Door  # a web server: for these runs only
+
+        door = Door()
+        env_args |= agent.environment(door.port)
+    pool = env_pool(env_spec, env_args, config.rollout, algo.advantage == "vine" or config.rollout.trees > 0)
     try:
-        agent = make_agent(env_spec, part.agent.name, part.agent.arguments)
         size = min(config.eval.episodes, len(pool.tasks.ids(config.eval.split)))
         panel = pool.tasks.panel(config.eval.split, size)
     except BaseException:
         pool.close()  # its processes are running already
         raise
     quarantine = Quarantine(config.rollout.quarantine_after)
-    return World(name, env_spec, pool, agent, part.split, part.weight, panel, quarantine, algo)
+    return World(name, env_spec, pool, agent, part.split, part.weight, panel, quarantine, algo, door)

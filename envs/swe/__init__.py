@@ -36,6 +36,7 @@ def register() -> None:
             "oracle": "rollenv.agents.swe:GoldPatch",
             "noop": "rollenv.agents.swe:NoOp",
             "random-edit": "rollenv.agents.swe:RandomEdit",
+            "harness": "rollenv.agents.harness:Harness",
         },
     )
 

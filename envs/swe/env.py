@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from os import PathLike, fspath
 from typing import Any, TypeVar
@@ -54,6 +55,10 @@ class SweEnv(TextEnv):
         grading_timeout: seconds for the tests, where the task allows more; None: as the task says.
         observation_limit: characters of an observation; of longer ones the middle is left out.
         max_sandboxes: so many exist at a time, in all environments of this process with the same arguments.
+        max_judged: so many are judged at a time, so that the time which tests are given is not used up by each other's;
+            None: one for each core of this machine.
+        network: the `host:port` addresses that an agent's sandbox may reach; `localhost` is this machine. None is
+            reached while its work is judged.
 
     `info` has `tools` (OpenAI's schemas), `repo`, and `source`, where the tasks are from. The step that ends the
     episode adds `success`, `outcome` (FULL, PARTIAL, NO, INVALID), `reason` (of INVALID), `rules` (and their version),
@@ -77,6 +82,8 @@ class SweEnv(TextEnv):
         grading_timeout: float | None = None,
         observation_limit: int = 10_000,
         max_sandboxes: int = 64,
+        max_judged: int | None = None,
+        network: Sequence[str] = (),
     ) -> None:
         _check_backend(sandbox)
         _check_bounds(
@@ -87,12 +94,14 @@ class SweEnv(TextEnv):
             grading_timeout=grading_timeout,
             observation_limit=observation_limit,
             max_sandboxes=max_sandboxes,
+            max_judged=max_judged,
         )
         self._source = None if tasks is None else fspath(tasks)
         self._backend, self._partial = sandbox, bool(partial_credit)
         self._max_steps, self._max_tokens, self._max_seconds = max_steps, max_tokens, max_seconds
         self._timeout, self._limit, self._max_sandboxes = command_timeout, observation_limit, max_sandboxes
-        self._grading_timeout = grading_timeout
+        self._grading_timeout, self._network = grading_timeout, _addresses(network)
+        self._max_judged = max_judged or os.cpu_count() or 1
         self._library = open_library(self._source)
         self._loop: SandboxLoop | None = None
         self._task: SweTask | None = None
@@ -204,7 +213,8 @@ class SweEnv(TextEnv):
         task = self._library.task(id)
         await self._release()
         self._over = True
-        sandbox = await self._pool().acquire(sandbox_spec(task, self._timeout))
+        spec = dataclasses.replace(sandbox_spec(task, self._timeout), network=self._network)
+        sandbox = await self._pool().acquire(spec)
         workspace = Workspace(sandbox, task, self._limit, self._timeout)
         try:
             await workspace.lay_out(tree_of(task))
@@ -274,7 +284,8 @@ class SweEnv(TextEnv):
     async def _verdict(self, task: SweTask, submission: Submission) -> Grade:
         if not submission:  # nothing was changed: the tests that fail would fail again
             return Grade(False, "NO", {}, "unchanged", pass_to_pass=1.0)
-        async with self._pool().sandbox(sandbox_spec(task, self._timeout)) as sandbox:
+        spec = sandbox_spec(task, self._timeout)
+        async with self._home().judging(self._max_judged), self._pool().sandbox(spec) as sandbox:
             return await grade(sandbox, self._bounded(task), submission)
 
     def _bounded(self, task: SweTask) -> SweTask:
@@ -327,6 +338,11 @@ def _check_backend(name: str | None) -> None:
         raise RollenvError("swe: 'subprocess' contains nothing: use sandbox='bubblewrap' or 'docker'")
     if name is not None:
         backend_module(name)
+
+
+def _addresses(network: Sequence[str]) -> tuple[str, ...]:
+    """A list of them, or one alone, as it is written on a command line."""
+    return (network,) if isinstance(network, str) else tuple(network)
 
 
 def _check_bounds(**values: float | None) -> None:

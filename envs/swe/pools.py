@@ -27,6 +27,7 @@ class SandboxLoop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._pools: dict[tuple[str | None, int], Pool] = {}
+        self._turns: dict[int, asyncio.Semaphore] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name="sandboxes", daemon=True)
         self._thread.start()
 
@@ -40,6 +41,10 @@ class SandboxLoop:
         if key not in self._pools:
             self._pools[key] = Pool(backend, max_live=max_live)
         return self._pools[key]
+
+    def judging(self, at_once: int) -> asyncio.Semaphore:
+        """Whose turn it is to be judged (call it on the loop)."""
+        return self._turns.setdefault(at_once, asyncio.Semaphore(at_once))
 
     def close(self) -> None:
         """Closes all sandboxes and ends the thread, and the threads of its executor."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollenv.config import TrainConfig
+    from rollenv.gateway.harness import Door
     from rollenv.inference.endpoint import Endpoint
     from rollenv.registration import EnvSpec
     from rollenv.rollout.env_pool import Environments
@@ -56,16 +57,41 @@ def _layers(plan: Plan, order: Order, limits: EpisodeLimits, timeline: Timeline 
     return tuple(each.layer for each in (chaos, timeline) if each is not None)
 
 
-def player_of(plan: Plan, order: Order, pool: Environments, timeline: Timeline | None) -> tuple[Play, Close]:
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """An agent, what its environments are made with, and where a program in a sandbox finds the model."""
+
+    agent: Any
+    env_args: Mapping[str, Any]
+    door: Door | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Scene:
+        """That of an evaluation."""
+        from rollenv.agents import make_agent
+        from rollenv.agents.harness import Harness
+
+        agent, env_args = make_agent(plan.spec, plan.agent_name, plan.agent), plan.config.env_args
+        if not isinstance(agent, Harness):
+            return cls(agent, env_args)
+        from rollenv.gateway.harness import Door
+
+        door = Door()
+        return cls(agent, {**env_args, **agent.environment(door.port)}, door)
+
+
+def player_of(
+    plan: Plan, order: Order, scene: Scene, pool: Environments, timeline: Timeline | None
+) -> tuple[Play, Close]:
     """How to play an episode, and how to close what that needs."""
     from rollenv.agents import make_agent
     from rollenv.rollout.play import ScriptedPlay
     from rollenv.rollout.setup import episode_limits
 
     if plan.endpoint is not None:
-        return _endpoint_player(plan, order, pool, plan.endpoint, timeline)
+        return _endpoint_player(plan, order, scene, pool, plan.endpoint, timeline)
     if plan.model is not None:
-        return _model_player(plan, order, pool, plan.model, timeline)
+        return _model_player(plan, order, scene, pool, plan.model, timeline)
 
     async def nothing() -> None:
         return None
@@ -78,9 +104,8 @@ def player_of(plan: Plan, order: Order, pool: Environments, timeline: Timeline |
 
 
 def _model_player(
-    plan: Plan, order: Order, pool: Environments, path: str, timeline: Timeline | None
+    plan: Plan, order: Order, scene: Scene, pool: Environments, path: str, timeline: Timeline | None
 ) -> tuple[Play, Close]:
-    from rollenv.agents import make_agent
     from rollenv.inference.chat import ChatFormat
     from rollenv.rollout.play import ModelPlay
     from rollenv.rollout.setup import episode_limits, model_engine, sampling_params
@@ -93,16 +118,22 @@ def _model_player(
     chat = ChatFormat(tokenizer)
     engine = model_engine(model, tokenizer, device, config.rollout, timeline, config.vllm)
     sampling = sampling_params(config.sampling, chat, order.temperature)
-    agent = make_agent(plan.spec, plan.agent_name, plan.agent)
     limits = episode_limits(config.rollout, plan.spec, engine.max_length)
-    layers = _layers(plan, order, limits, timeline)
-    return ModelPlay(pool, plan.spec.id, agent, engine, chat, sampling, limits, "eval", layers), engine.close
+    talk = (engine, chat, sampling, limits, "eval", _layers(plan, order, limits, timeline))
+    if (door := scene.door) is None:
+        return ModelPlay(pool, plan.spec.id, scene.agent, *talk), engine.close
+    from rollenv.gateway.harness import HarnessPlay
+
+    async def close() -> None:
+        await door.close()
+        await engine.close()
+
+    return HarnessPlay(pool, plan.spec.id, scene.agent, door, *talk), close
 
 
 def _endpoint_player(
-    plan: Plan, order: Order, pool: Environments, endpoint: Endpoint, timeline: Timeline | None
+    plan: Plan, order: Order, scene: Scene, pool: Environments, endpoint: Endpoint, timeline: Timeline | None
 ) -> tuple[Play, Close]:
-    from rollenv.agents import make_agent
     from rollenv.rollout.play import EndpointPlay
     from rollenv.rollout.setup import episode_limits
 
@@ -110,6 +141,7 @@ def _endpoint_player(
     asked = {"temperature": order.temperature, "max_tokens": sampling.max_tokens}
     asked |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
     limits = episode_limits(plan.config.rollout, plan.spec)
-    agent = make_agent(plan.spec, plan.agent_name, plan.agent)
-    play = EndpointPlay(pool, plan.spec.id, agent, endpoint, asked, limits, _layers(plan, order, limits, timeline))
+    play = EndpointPlay(
+        pool, plan.spec.id, scene.agent, endpoint, asked, limits, _layers(plan, order, limits, timeline)
+    )
     return play, endpoint.close

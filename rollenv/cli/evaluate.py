@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollenv.cli.eval_players import Order, Plan, player_of
+from rollenv.cli.eval_players import Order, Plan, Scene, player_of
 from rollenv.cli.models import resolve_model
 from rollenv.cli.options import (
     ConfigOption,
@@ -165,6 +165,7 @@ def _planned(
 ) -> Plan:
     from rollenv.agents import make_agent
     from rollenv.agents.base import ChatAgent
+    from rollenv.agents.harness import Harness
     from rollenv.config import AgentConfig, TrainConfig, load_config, parse_override
     from rollenv.config.load import resolve_key
     from rollenv.inference.endpoint import Endpoint
@@ -187,7 +188,10 @@ def _planned(
         arguments = AgentConfig(**own).arguments
     if name == "chat-completions" and server is not None:  # it asks servers by itself, with their own tool calls
         return Plan(config, env_spec, name, {**arguments, **server, "model": model or "default"}, None)
-    if not isinstance(make_agent(env_spec, name, arguments), ChatAgent):
+    acting = make_agent(env_spec, name, arguments)
+    if isinstance(acting, Harness) and server is not None:
+        raise RollenvError(f"agent '{name}' is recorded token by token, which takes a model here: leave out --base-url")
+    if not isinstance(acting, ChatAgent | Harness):
         if model is not None or server is not None:
             raise RollenvError(f"agent '{name}' is a program: leave out --model and --base-url, or say --agent llm")
         return Plan(config, env_spec, name, arguments, None)
@@ -206,13 +210,14 @@ async def _carry_out(plan: Plan, order: Order) -> tuple[Summary, list[Part], str
     from rollenv.seeding import derive_seed
 
     config = plan.config
-    pool = env_pool(plan.spec, config.env_args, config.rollout)
+    scene = Scene.of(plan)
+    pool = env_pool(plan.spec, scene.env_args, config.rollout)
     close: Any = None
     timeline = Timeline(order.out / "timeline.json") if order.timeline and order.out is not None else None
     try:
         panel = _panel(pool, order)
         values = None if order.by is None else task_values(pool.tasks, panel.ids, order.by)
-        play, close = player_of(plan, order, pool, timeline)
+        play, close = player_of(plan, order, scene, pool, timeline)
         with Bar("episodes") as bar, _journal(plan, order, panel) as journal:
             trajectories = await play_panel(
                 play,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import rollenv
 from rollenv.gateway.messages import BadMessages
-from rollenv.gateway.sessions import RecordedSession, Said, Sessions
+from rollenv.gateway.sessions import NoSession, RecordedSession, Said, Sessions
 from rollenv.inference.base import EngineDead, EngineError, InvalidRequest, SamplingParams
 from rollenv.server.gate import Gate
 
@@ -82,13 +82,16 @@ class EndBody(BaseModel):
     info: dict[str, Any] = Field(default_factory=dict)
 
 
-def make_gateway(sessions: Sessions, model: str, token: str | None = None, limit: int = 64 << 20) -> FastAPI:
+def make_gateway(
+    sessions: Sessions, model: str, token: str | None = None, limit: int = 64 << 20, records: bool = True
+) -> FastAPI:
     """The application.
 
     Args:
         model: the name under which it is offered.
         token: what clients must send as their API key; None: anything.
         limit: bytes of a request's body.
+        records: whether clients can see, and end, sessions.
     """
     app = FastAPI(title="rollenv gateway", version=rollenv.__version__)
     app.add_exception_handler(BadMessages, _refused)
@@ -97,7 +100,8 @@ def make_gateway(sessions: Sessions, model: str, token: str | None = None, limit
     app.add_middleware(Gate, token=token, limit=limit, refuse=_error)
     for prefix in ("", "/sessions/{session}"):
         app.include_router(_completions(sessions, model), prefix=f"{prefix}/v1")
-    app.include_router(_records(sessions))
+    if records:
+        app.include_router(_records(sessions))
     return app
 
 
@@ -240,10 +244,6 @@ def _found(sessions: Sessions, name: str) -> RecordedSession:
     if session is None:
         raise NoSession(f"there is no session '{name}': it has ended, or has not said anything yet")
     return session
-
-
-class NoSession(BadMessages):
-    """A session that is not there."""
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

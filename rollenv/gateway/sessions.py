@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,10 @@ from rollenv.inference.base import Completion, Engine, EngineError, SamplingPara
 from rollenv.inference.chat import ChatFormat, Conversation
 from rollenv.seeding import derive_seed
 from rollenv.trajectory import StopReason, Trajectory, Turn
+
+
+class NoSession(BadMessages):
+    """A session that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,9 @@ class RecordedSession:
             raise BadMessages(f"session '{self.name}' has ended: begin another one")
         if sampling.seed < 0:
             sampling = replace(sampling, seed=derive_seed(self._seed, "turn", len(self.trajectory.turns)))
+        began = time.monotonic()
         completion = await self._engine.generate(prompt, sampling, session=f"gateway/{self.name}")
+        turn.seconds = {"generate": time.monotonic() - began}
         if completion.finish_reason == "aborted":
             raise EngineError(f"session '{self.name}' was dropped while it was answered: others needed its place")
         turn.completion_ids, turn.logprobs = completion.ids, completion.logprobs
@@ -99,6 +106,13 @@ class RecordedSession:
         turn.completion = turn.action = self._chat.decode(completion.ids)
         self.trajectory.turns.append(turn)
         return completion
+
+    async def leave(self) -> None:
+        """Ends it unjudged: what is being answered is dropped, and nothing is answered any more."""
+        self.ended = True
+        await self._engine.abort(f"gateway/{self.name}")
+        async with self._turn:
+            await self._engine.release(f"gateway/{self.name}")
 
     async def end(self, reward: float, success: bool | None, info: Mapping[str, Any]) -> Trajectory:
         """The conversation is over and was worth so much. Returns it whole."""
@@ -124,13 +138,20 @@ class Sessions:
         seed: decides, with a session's name, what is sampled in it.
         folder: where `trajectories.jsonl` gets each session that ends; None keeps them nowhere.
         most: sessions that are kept at the same time; the one that was idle for longest is dropped for another.
+        invited_only: whether nobody is answered but who was expected (`begin`).
     """
 
     def __init__(
-        self, engine: Engine, chat: ChatFormat, seed: int = 0, folder: Path | None = None, most: int = 4096
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        seed: int = 0,
+        folder: Path | None = None,
+        most: int = 4096,
+        invited_only: bool = False,
     ) -> None:
         self.engine, self.chat = engine, chat
-        self._seed, self._folder, self._most = seed, folder, most
+        self._seed, self._folder, self._most, self._invited_only = seed, folder, most, invited_only
         self._live: OrderedDict[str, RecordedSession] = OrderedDict()
         self._by_answer: dict[str, str] = {}
         self._keys: dict[str, list[str]] = {}  # of each session in it
@@ -143,8 +164,33 @@ class Sessions:
         """A session, if it is there."""
         return self._live.get(name)
 
+    def begin(self, key: str, name: str, engine: Engine, seed: int) -> RecordedSession:
+        """A session that is expected, until it is dismissed.
+
+        Args:
+            key: what it is found by: its name for clients, which nobody else should guess.
+            name: what it is called in what they and others read; no two live ones have the same.
+            engine: what answers it.
+            seed: decides what is sampled in it.
+        """
+        session = self._live[key] = RecordedSession(name, self._begun, self.chat, engine, seed)
+        self._begun += 1
+        return session
+
+    def dismiss(self, key: str) -> None:
+        """Forgets a session that was begun."""
+        self._live.pop(key, None)
+
     async def of(self, name: str | None, messages: Sequence[Mapping[str, Any]]) -> RecordedSession:
-        """The session of a request, or a new one."""
+        """The session of a request, or a new one.
+
+        Raises:
+            NoSession: only expected ones are answered, and this is none.
+        """
+        if self._invited_only:
+            if name is None or name not in self._live:
+                raise NoSession("nobody is expected by that name, or not any more")
+            return self._live[name]
         if name is None:
             name = self._by_answer.get(_last_answer(messages)) or f"session-{self._begun}"
         session = self._live.get(name)
@@ -158,6 +204,8 @@ class Sessions:
 
     def answered(self, session: RecordedSession, messages: Sequence[Mapping[str, Any]], answer: Answer) -> None:
         """Notes by what an unnamed session will be met again."""
+        if self._invited_only:
+            return
         key = _last_answer([*messages, answer.as_dict()])
         self._by_answer[key] = session.name
         self._keys.setdefault(session.name, []).append(key)

@@ -124,6 +124,15 @@ class Player(Protocol):
         ...
 
 
+@runtime_checkable
+class Recorder(Protocol):
+    """A player that has lived the episode otherwise than turn by turn with the environment."""
+
+    def rewrite(self, trajectory: Trajectory) -> None:
+        """Called once, when the episode is over and the player is closed: says what its turns were."""
+        ...
+
+
 class ScriptedPlayer:
     """Lets a program act, one that answers at once or one that has to be awaited. What it has used (`usage`, of an
     agent that asks a server) is noted in the trajectory's `info`."""
@@ -318,6 +327,8 @@ async def play_episode(
         _fail(trajectory, fault)
     except Exception as error:
         _fail(trajectory, Fault("engine", "crash", describe(error)))
+    if isinstance(player, Recorder):
+        player.rewrite(trajectory)
     return trajectory
 
 

@@ -35,6 +35,12 @@ Play = Callable[[EpisodeRequest], Coroutine[Any, Any, Trajectory]]
 """Plays one attempt; returns its trajectory whatever happens, and `ABORTED` when it is cancelled."""
 
 
+def session_name(label: str, request: EpisodeRequest) -> str:
+    """What an attempt is called in the engine; no two of a run are called the same."""
+    life = f"/{request.life}" if request.life else ""
+    return f"{label}/{request.group}/{request.place}/{request.attempt}{life}"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPlay:
     """Plays requests with a language model. `label` keeps its sessions apart from others' in the same engine;
@@ -51,15 +57,14 @@ class ModelPlay:
     layers: tuple[MakeLayer, ...] = ()
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
-        life = f"/{request.life}" if request.life else ""
-        session = f"{self.label}/{request.group}/{request.place}/{request.attempt}{life}"
+        session = session_name(self.label, request)
         layers = Layers(self.layers, request)
         engine = layers.engine(self.engine)
 
         def player() -> Player:
             return ModelPlayer(self.agent, engine, self.chat, self.sampling, request, self.limits, session)
 
-        return await _with_env(self.pool, player, request, self.limits, self.env_name, layers)
+        return await play_with_env(self.pool, player, request, self.limits, self.env_name, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class EndpointPlay:
             return EndpointPlayer(self.agent, self.endpoint, self.asked, request.seed, self.limits)
 
         layers = Layers(self.layers, request)
-        return await _with_env(self.pool, player, request, self.limits, self.env_name, layers)
+        return await play_with_env(self.pool, player, request, self.limits, self.env_name, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class ScriptedPlay:
             return ScriptedPlayer(self.make_agent(), derive_seed(request.seed, "agent"))
 
         layers = Layers(self.layers, request)
-        return await _with_env(self.pool, player, request, self.limits, self.env_name, layers)
+        return await play_with_env(self.pool, player, request, self.limits, self.env_name, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class DemonstrationPlay:
             seed = derive_seed(request.seed, "agent")
             return Demonstrator(self.make_expert(), seed, self.agent, self.chat, self.on_text)
 
-        return await _with_env(self.pool, player, request, self.limits, self.env_name, Layer())
+        return await play_with_env(self.pool, player, request, self.limits, self.env_name, Layer())
 
 
 async def play_again(pool: Environments, env_name: str, recorded: Trajectory, limits: EpisodeLimits) -> Trajectory:
@@ -129,13 +134,13 @@ async def play_again(pool: Environments, env_name: str, recorded: Trajectory, li
     whatever `limits` say of them."""
     request = EpisodeRequest(recorded.task, recorded.seed, recorded.group, recorded.sample)
     limits = replace(limits, max_turns=len(recorded.turns), max_tokens=None)
-    again = await _with_env(pool, lambda: Replayer(recorded), request, limits, env_name, Layer())
+    again = await play_with_env(pool, lambda: Replayer(recorded), request, limits, env_name, Layer())
     if again.stop is StopReason.MAX_TURNS and recorded.stop is StopReason.MAX_TOKENS:
         again.stop = recorded.stop  # that was the limit that kept it from going on
     return again
 
 
-async def _with_env(
+async def play_with_env(
     pool: Environments,
     make_player: Callable[[], Player],
     request: EpisodeRequest,
@@ -143,6 +148,7 @@ async def _with_env(
     env_name: str,
     layers: Layer,
 ) -> Trajectory:
+    """Plays a request in an environment of the pool, which has it back afterwards."""
     try:
         trajectory = await _played(pool, make_player, request, limits, env_name, layers)
     except BaseException:  # its player was itself torn down: it counts as cancelled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -110,3 +111,22 @@ def test_what_the_command_line_cannot_do(args: list[str], words: list[str], caps
 def test_a_registry_that_does_not_answer() -> None:
     with pytest.raises(RegistryError, match="no registry answers at localhost:1"):
         remote_bytes("localhost:1/a/b:c")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("No such image: a/b:latest", UnknownImage),
+        ("a/b: image not known", UnknownImage),  # Podman's words
+        ("No such container: sandbox-1", SandboxError),
+    ],
+)
+def test_only_what_the_engine_says_of_an_image_is_said_of_one(said: str, kind: type[SandboxError]) -> None:
+    """What is not there (404) may also be a container that ended in the meantime."""
+    errors, requests = pytest.importorskip("docker.errors"), pytest.importorskip("requests")
+    answer = requests.Response()
+    answer.status_code, answer._content = 404, json.dumps({"message": said}).encode()
+    with pytest.raises(SandboxError) as caught, engine.told("make a container", "a/b"):
+        errors.create_api_error_from_http_exception(requests.HTTPError(response=answer))
+    assert type(caught.value) is kind
+    assert ("a/b" if kind is UnknownImage else said) in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import rollenv
 from rollenv.agents.swe import GoldPatch, NoOp, RandomEdit
 from rollenv.core import TextEnv
 from rollenv.envs.swe.canaries import Canaries
+from rollenv.envs.swe.grading import Grade
 from rollenv.envs.swe.probes import PROBES, SUBMIT
 from rollenv.errors import RollenvError
 from rollenv.evaluation.audit import Finding, audit, probe_names
@@ -198,6 +200,37 @@ def test_without_canaries_tested_code_could_report_success(bubblewrap: str, monk
     assert findings[0].solved
 
 
+def test_episodes_are_judged_few_at_a_time(bubblewrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests have so many seconds: side by side with those of all other episodes, the solution would run out of them."""
+    inside, most = 0, 0
+
+    async def slow(*args: Any) -> Grade:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.05)
+        inside -= 1
+        return Grade(True, "FULL", {}, "stand-in")
+
+    async def episode(env: TextEnv) -> bool:
+        agent = GoldPatch()
+        observation, info = await env.areset(options={"task": TASK})
+        while True:
+            observation, _, terminated, _, info = await env.astep(agent.act(observation, info))
+            if terminated:
+                return bool(info["success"])
+
+    async def all_of(envs: list[TextEnv]) -> list[bool]:
+        return await asyncio.gather(*map(episode, envs))
+
+    monkeypatch.setattr("rollenv.envs.swe.env.grade", slow)
+    envs = [rollenv.make("swe", sandbox=bubblewrap, max_judged=2) for _ in range(6)]
+    assert asyncio.run(all_of(envs)) == [True] * 6
+    for env in envs:
+        env.close()
+    assert most == 2
+
+
 def test_it_keeps_the_contract_of_an_environment(bubblewrap: str) -> None:
     rollenv.check_env(rollenv.make("swe", sandbox=bubblewrap))
 
@@ -208,6 +241,7 @@ def test_it_keeps_the_contract_of_an_environment(bubblewrap: str) -> None:
         ({"sandbox": "subprocess"}, "contains nothing"),
         ({"sandbox": "dokcer"}, "did you mean 'docker'"),
         ({"max_steps": 0}, "max_steps must be a positive number"),
+        ({"max_judged": 0}, "max_judged must be a positive number"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], says: str) -> None:

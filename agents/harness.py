@@ -1,0 +1,98 @@
+"""Harness: the agent is somebody else's program, inside the sandbox, that asks the model by OpenAI's API.
+
+It says which program and how it is begun. `rollenv.gateway.harness` plays such episodes: it answers what the program
+asks, and keeps every token.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shlex
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rollenv.agents.swe import SUBMIT
+from rollenv.errors import RollenvError
+
+FOLDER = "/tmp/rollenv-harness"
+"""In the sandbox: the task as `task.md`, and the program's own files, if it brings any."""
+FILES_LIMIT = 8 << 20
+"""Bytes that a program's files may have, packed; what is larger belongs into an image."""
+
+
+class Harness:
+    """A command line agent that works in the sandbox, in the repository's folder, until it ends.
+
+    It finds the task in the file that `$ROLLENV_TASK` names, and the model where OpenAI's clients look for one:
+    `OPENAI_BASE_URL`, `OPENAI_API_BASE`, `OPENAI_API_KEY`, `OPENAI_MODEL`. When it ends, its work is judged, whatever
+    its exit code.
+
+    Args:
+        command: the program and its arguments, for the sandbox's shell, such as `python3 $ROLLENV_FILES/agent.py`.
+        files: a file or folder of this machine that `$ROLLENV_FILES` is a copy of; None: the image has all it needs.
+        seconds: after so long it is ended, and its work is judged as it stands.
+
+    Raises:
+        RollenvError: an argument makes no sense, or the files cannot be read or are too large.
+    """
+
+    def __init__(self, command: str, files: str | None = None, seconds: float = 1800.0) -> None:
+        if not isinstance(command, str) or not command.strip():
+            raise RollenvError("agent.command must say which program is the agent, such as 'python3 agent.py'")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+            raise RollenvError(f"agent.seconds must be more than 0, not {seconds!r}")
+        self.command, self.seconds = command, float(seconds)
+        self._packed = None if files is None else _packed(Path(files))
+
+    def environment(self, port: int) -> dict[str, object]:
+        """What the environment is made with, so that the program can reach this machine's `port`, and has time."""
+        return {"network": [f"localhost:{port}"], "command_timeout": self.seconds}
+
+    def actions(self, task: str, address: str, key: str) -> Iterator[str]:
+        """What is done in an episode; the program runs in the last action but one, `submit` is the last.
+
+        Args:
+            task: what the environment shows first.
+            address: where the model is, as seen from the sandbox.
+            key: what the model wants as API key.
+        """
+        yield _call("create", path=f"{FOLDER}/task.md", content=task)
+        if self._packed is not None:
+            into = f"mkdir -p {FOLDER}/files && base64 -d <<'END' | tar -xzo -C {FOLDER}/files"
+            yield _call("bash", command=f"{into}\n{self._packed}\nEND")
+        variables: Mapping[str, str] = {
+            "ROLLENV_TASK": f"{FOLDER}/task.md",
+            "ROLLENV_FILES": f"{FOLDER}/files",
+            "OPENAI_BASE_URL": address,
+            "OPENAI_API_BASE": address,
+            "OPENAI_API_KEY": key,
+            "OPENAI_MODEL": "policy",
+        }
+        exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+        yield _call("bash", command=f"(\nexport {exports}\n{self.command}\n)")
+        yield SUBMIT
+
+
+def _call(name: str, **arguments: str) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def _packed(path: Path) -> str:
+    """A file, or what is in a folder, as an archive in base64."""
+    if not path.exists():
+        raise RollenvError(f"agent.files: there is no '{path}'")
+    found = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    root = path if path.is_dir() else path.parent
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for file in found:
+            archive.add(file, arcname=str(file.relative_to(root)), recursive=False)
+    if packed.tell() > FILES_LIMIT:
+        raise RollenvError(
+            f"agent.files: '{path}' is larger than {FILES_LIMIT >> 20} MiB when packed: put it into an image "
+            "('rollenv images build NAME --from TAR --base IMAGE')"
+        )
+    return base64.encodebytes(packed.getvalue()).decode().strip()
