@@ -15,7 +15,7 @@ from typing import Any
 from rollenv.envs.swe.changes import patched_paths
 from rollenv.envs.swe.grading import END, START, is_swesmith, tests_of
 from rollenv.envs.swe.library import Library
-from rollenv.envs.swe.task import Checks, ScriptChecks, StatusChecks, SweTask
+from rollenv.envs.swe.task import R2E_RUNNER, R2E_TESTS, Checks, ScriptChecks, StatusChecks, SweTask
 from rollenv.errors import RollenvError
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
@@ -203,13 +203,13 @@ def _r2e(id: str, instance: Mapping[str, Any]) -> SweTask:
     return SweTask(
         id=id,
         issue=str(instance["problem_statement"]),
-        checks=StatusChecks("cd /testbed && bash run_tests.sh 2>&1", {str(k): str(v) for k, v in statuses.items()}),
+        checks=StatusChecks(f"cd /testbed && bash {R2E_RUNNER} 2>&1", {str(k): str(v) for k, v in statuses.items()}),
         gold=str(instance.get("patch") or ""),
         image=str(instance["docker_image"]),
         repo=str(instance.get("repo_name", "")),
         user="root",
         memory=4 * _GiB,
-        writable=("/opt", "/root", "/r2e_tests"),
+        writable=("/opt", "/root", f"/{R2E_TESTS}"),
     )
 
 

@@ -15,6 +15,9 @@ from rollenv.sandboxes.spec import DEFAULT_IMAGE
 WORKDIR = "/testbed"
 """Where the repository lies in a sandbox, as in SWE-bench's images."""
 
+R2E_RUNNER, R2E_TESTS = "run_tests.sh", "r2e_tests"
+"""Where R2E's images have what runs the tests, and the tests: in the repository, but not of it."""
+
 Files = Mapping[str, bytes]
 """A tree: path relative to the repository -> content."""
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 import functools
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rollenv.envs.swe.changes import Changes, counted, find_changes, patched_paths, unified, without
 from rollenv.envs.swe.git_folder import git_folder
-from rollenv.envs.swe.task import PytestChecks, RewardChecks, ScriptChecks, SweTask
+from rollenv.envs.swe.task import (
+    R2E_RUNNER,
+    R2E_TESTS,
+    Checks,
+    PytestChecks,
+    RewardChecks,
+    ScriptChecks,
+    StatusChecks,
+    SweTask,
+)
 from rollenv.messages import ToolCall
 from rollenv.sandboxes import ExecResult, Sandbox, SandboxDied, SandboxError, SandboxSpec, Shell
 
@@ -167,9 +176,17 @@ class Workspace:
             raise SandboxError("the changes are too many to be read")
         if done.exit_code:
             return ""
-        checks = self._task.checks
-        tests = patched_paths(str(checks.instance.get("test_patch", ""))) if isinstance(checks, ScriptChecks) else []
-        return without(done.stdout, counted(patched_paths(done.stdout), self._task.gold, tests))
+        paths = patched_paths(done.stdout)
+        return without(done.stdout, counted(paths, self._task.gold, _judges_own(self._task.checks, paths)))
+
+
+def _judges_own(checks: Checks, paths: Sequence[str]) -> list[str]:
+    """Files of an image's repository that its tests consist of, beside those that are called like tests."""
+    if isinstance(checks, ScriptChecks):
+        return patched_paths(str(checks.instance.get("test_patch", "")))
+    if isinstance(checks, StatusChecks):  # R2E's images have them among the repository's own
+        return [path for path in paths if path == R2E_RUNNER or path.startswith(f"{R2E_TESTS}/")]
+    return []
 
 
 def _told(done: ExecResult, timeout: float) -> str:

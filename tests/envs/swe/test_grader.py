@@ -107,14 +107,21 @@ def episode(agent: Any, source: Path, task: str, **arguments: Any) -> dict[str, 
         env.close()
 
 
+def with_image(
+    folder: Path, instance: dict[str, Any], files: dict[str, bytes], beside: dict[str, bytes], name: str
+) -> Path:
+    """A file with one instance, whose image is there: a repository, and what lies beside it."""
+    tree = {f"testbed/{path}": content for path, content in {**files, **git_folder(files)}.items()}
+    (folder / "testbed.tar").write_bytes(pack_files({**tree, "root/.keep": b"", "opt/.keep": b"", **beside}))
+    build.store_archive(name, folder / "testbed.tar", DEFAULT_IMAGE)
+    (folder / "test.jsonl").write_text(json.dumps(instance) + "\n")
+    return folder / "test.jsonl"
+
+
 @pytest.fixture
 def instances(bubblewrap: str, tmp_path: Path) -> Path:
-    """A file with one instance, whose image is there."""
-    tree = {f"testbed/{path}": content for path, content in {**FILES, **git_folder(FILES)}.items()}
-    (tmp_path / "testbed.tar").write_bytes(pack_files({**tree, "root/.keep": b"", "opt/.keep": b""}))
-    build.store_archive("tests/testbed", tmp_path / "testbed.tar", DEFAULT_IMAGE)
-    (tmp_path / "test.jsonl").write_text(json.dumps(INSTANCE) + "\n")
-    return tmp_path / "test.jsonl"
+    """An instance of SWE-bench's kind."""
+    return with_image(tmp_path, INSTANCE, FILES, {}, "tests/testbed")
 
 
 def test_an_instance_is_judged_by_its_script(instances: Path) -> None:
@@ -152,6 +159,92 @@ class Vandal:
 )
 def test_an_instance_is_not_talked_round(instances: Path, command: str) -> None:
     assert episode(Vandal(command), instances, "a__b-1")["success"] is False
+
+
+R2E_TEST = b"from adder import add\n\nclass TestAdd:\n    def test_add(self):\n        assert add(1, 2) == 3\n"
+R2E_RUN = b"python3 -m pytest -rA -p no:cacheprovider r2e_tests\n"
+
+
+@pytest.fixture
+def r2e(bubblewrap: str, tmp_path: Path) -> Path:
+    """An instance of R2E's kind: what runs the tests, and the tests, lie in the working folder, untracked."""
+    instance = {
+        "repo_name": "adder",
+        "commit_hash": "a" * 40,
+        "docker_image": "tests/r2e",
+        "problem_statement": "add adds",
+        "patch": GOLD,
+        "expected_output_json": json.dumps({"TestAdd.test_add": "PASSED"}),
+    }
+    beside = {"testbed/run_tests.sh": R2E_RUN, "testbed/r2e_tests/test_1.py": R2E_TEST, "r2e_tests/.keep": b""}
+    return with_image(tmp_path, instance, FILES, beside, "tests/r2e")
+
+
+def test_an_instance_of_r2e_is_judged_by_the_statuses_it_expects(r2e: Path) -> None:
+    name = f"adder-{'a' * 12}"
+    solved = episode(GoldPatch(), r2e, name)
+    assert (solved["outcome"], solved["rules"], solved["success"]) == ("FULL", "r2e-1", True)
+    untouched = episode(NoOp(), r2e, name)
+    assert (untouched["outcome"], untouched["success"]) == ("NO", False)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo 'echo PASSED r2e_tests/test_1.py::TestAdd::test_add' >run_tests.sh",
+        "printf 'class TestAdd:\n    def test_add(self): pass\n' >r2e_tests/test_1.py",
+        "printf 'class TestAdd:\n    def test_add(self): pass\n' >r2e_tests/helper.py; rm r2e_tests/test_1.py",
+    ],
+)
+def test_what_judges_an_instance_of_r2e_is_not_the_agents(r2e: Path, command: str) -> None:
+    info = episode(Vandal(command), r2e, f"adder-{'a' * 12}")
+    assert (info["success"], info["outcome"]) == (False, "NO")
+
+
+def test_an_instance_of_swe_smith_is_judged_by_its_script(bubblewrap: str, tmp_path: Path) -> None:
+    """Its patch puts the bug in, and its image has the bug as the last commit: here, as the only one."""
+    test = b"from adder import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+    files = {**FILES, "tests/test_add.py": test}
+    bug = GOLD.replace("-    return a - b\n+    return a + b", "-    return a + b\n+    return a - b")
+    instance = {
+        "instance_id": "adder.1__func_1",
+        "repo": "swesmith/adder",
+        "image_name": "tests/smith",
+        "problem_statement": "add adds",
+        "patch": bug,
+        "FAIL_TO_PASS": ["tests/test_add.py::test_add"],
+        "PASS_TO_PASS": ["tests/test_old.py::test_old"],
+    }
+    activate = b'conda() { :; }\npytest() { python3 -m pytest -p no:cacheprovider "$@"; }\n'
+    source = with_image(tmp_path, instance, files, {"opt/miniconda3/bin/activate": activate}, "tests/smith")
+    solved = episode(GoldPatch(), source, "adder.1__func_1")
+    assert (solved["outcome"], solved["success"]) == ("FULL", True)
+    assert episode(NoOp(), source, "adder.1__func_1")["success"] is False
+    assert (
+        episode(Vandal("echo 'def test_add(): pass' >tests/test_add.py"), source, "adder.1__func_1")["success"] is False
+    )
+
+
+@pytest.fixture
+def terminal_bench(bubblewrap: str, tmp_path: Path) -> Path:
+    folder = tmp_path / "hello"
+    for path, text in {
+        "task.yaml": "instruction: |-\n  Write hello to hello.txt\nmax_test_timeout_sec: 30\n",
+        "run-tests.sh": "python3 -m pytest -p no:cacheprovider $TEST_DIR/test_outputs.py -rA\n",
+        "tests/test_outputs.py": "def test_hello():\n    assert open('/app/hello.txt').read().strip() == 'hello'\n",
+        "solution.sh": "echo hello >hello.txt\n",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+def test_a_terminal_bench_task_is_judged_by_all_its_tests(terminal_bench: Path) -> None:
+    solved = episode(GoldPatch(), terminal_bench, "hello")
+    assert (solved["success"], solved["rules"]) == (True, "reward-1")
+    assert episode(NoOp(), terminal_bench, "hello")["success"] is False
+    cheat = "mkdir -p /tests; echo 'def test_hello(): pass' >/tests/test_outputs.py; echo 'echo PASSED' >"
+    assert episode(Vandal(f"{cheat}/tests/run-tests.sh"), terminal_bench, "hello")["success"] is False
 
 
 @pytest.fixture
