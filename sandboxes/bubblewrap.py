@@ -30,6 +30,7 @@ from rollenv.sandboxes.errors import EngineUnavailable, SandboxError
 from rollenv.sandboxes.images.store import SANDBOX_ID, ImageStore, StoredImage
 from rollenv.sandboxes.ledger import Ledger
 from rollenv.sandboxes.network import open_gateway
+from rollenv.sandboxes.orphans import see_to
 from rollenv.sandboxes.overlay import Overlay, WritableFolder
 from rollenv.sandboxes.process import KILL_SECONDS, NOT_STARTED, Process, Writer, discard_after
 from rollenv.sandboxes.protocol import Snapshot
@@ -311,9 +312,14 @@ class Holder:
         """Ends it, and with it the namespaces that no process is in."""
         if self._process is None:
             return
+        shell = None
         with contextlib.suppress(ProcessLookupError):
+            shell = os.pidfd_open(self.pid) if self.pid else None
             self._process.kill()
         await self._process.wait()
+        if shell is not None:
+            await _gone(shell)
+            see_to(self.pid, "sh")
 
 
 class BubblewrapProcess:
@@ -341,8 +347,10 @@ class BubblewrapProcess:
         try:
             code = await self._process.wait()
             said = self._said()
-            if "child-pid" in said and (first := _open_first(said)) is not None:
-                await _gone(first)
+            if "child-pid" in said:
+                if (first := _open_first(said)) is not None:
+                    await _gone(first)
+                see_to(said["child-pid"], "bwrap")  # bubblewrap does not wait for it
         finally:
             os.close(self._status)
             self._on_end(self)
