@@ -168,7 +168,8 @@ class BaseSandbox(ABC):
 
     async def write(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
         """See `Sandbox.write`."""
-        script = 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"'
+        # Each program that need not be started saves a millisecond.
+        script = 'd=${1%/*}/; { [ -d "$d" ] || mkdir -p "$d"; } && cat >"$1" && chmod "$2" "$1"'
         data = content.encode() if isinstance(content, str) else content
         done = await self._tool(script, self._path(path), f"{mode:o}", stdin=data)
         if done.exit_code:
@@ -198,7 +199,7 @@ class BaseSandbox(ABC):
     async def upload(self, tar: bytes, path: str = ".") -> None:
         """See `Sandbox.upload`."""
         unzip = "z" if tar[:2] == b"\x1f\x8b" else ""
-        script = f'mkdir -p "$1" && exec tar -x{unzip}of - -C "$1"'
+        script = f'{{ [ -d "$1" ] || mkdir -p "$1"; }} && exec tar -x{unzip}of - -C "$1"'
         done = await self._tool(script, self._path(path), stdin=tar)
         if done.exit_code:
             raise SandboxError(f"cannot unpack an archive into '{path}' in the sandbox: {_reason(done)}")
