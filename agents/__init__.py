@@ -7,6 +7,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
+from rollenv.agents.base import ChatAgent
 from rollenv.errors import RollenvError, did_you_mean
 from rollenv.registration import EnvSpec, keyword_names, load_attribute, takes_keyword
 
@@ -42,3 +43,15 @@ def make_agent(spec: EnvSpec, name: str, arguments: Mapping[str, Any] | None = N
                 f"(it takes: {', '.join(known) or 'none'})"
             )
     return factory(**(arguments or {}))
+
+
+def make_chat_agent(spec: EnvSpec, name: str, arguments: Mapping[str, Any] | None = None) -> ChatAgent:
+    """`make_agent`, for a language model to act through.
+
+    Raises:
+        RollenvError: as `make_agent`, or the agent is a program.
+    """
+    agent = make_agent(spec, name, arguments)
+    if not isinstance(agent, ChatAgent):
+        raise RollenvError(f"agent '{name}' is a program, through which no model can act: say agent.name=llm")
+    return agent

@@ -48,8 +48,9 @@ class Harness:
         self._packed = None if files is None else _packed(Path(files))
 
     def environment(self, port: int) -> dict[str, object]:
-        """What the environment is made with, so that the program can reach this machine's `port`, and has time."""
-        return {"network": [f"localhost:{port}"], "command_timeout": self.seconds}
+        """What the environment is made with, so that the program can reach this machine's `port`, and has time. The
+        text of our own few steps is none that should be bounded."""
+        return {"network": [f"localhost:{port}"], "command_timeout": self.seconds, "max_tokens": None}
 
     def actions(self, task: str, address: str, key: str) -> Iterator[str]:
         """What is done in an episode; the program runs in the last action but one, `submit` is the last.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rollenv.agents import make_agent
+from rollenv.agents import make_agent, make_chat_agent
 from rollenv.agents.base import ChatAgent
 from rollenv.agents.harness import Harness
 from rollenv.config.algo import AlgoConfig
@@ -169,10 +169,16 @@ class _Mixed:
         return await self._plays[request.env](request)
 
 
+def _agent(part: MixtureConfig, env_spec: EnvSpec) -> ChatAgent | Harness:
+    agent = make_agent(env_spec, part.agent.name, part.agent.arguments)
+    if isinstance(agent, Harness):
+        return agent
+    return make_chat_agent(env_spec, part.agent.name, part.agent.arguments)
+
+
 def _world(part: MixtureConfig, env_spec: EnvSpec, config: TrainConfig, name: str) -> World:
     algo = part.algo or config.algo
-    agent = make_agent(env_spec, part.agent.name, part.agent.arguments)
-    door, env_args = None, dict(part.env_args)
+    agent, door, env_args = _agent(part, env_spec), None, dict(part.env_args)
     if isinstance(agent, Harness):
         from rollenv.gateway.harness import Door  # a web server: for these runs only
 

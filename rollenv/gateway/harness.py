@@ -97,13 +97,20 @@ class HarnessPlay:
         def player() -> Player:
             return _HarnessPlayer(self.harness, session, engine, address, key)
 
-        seconds = max(self.limits.step_seconds or 0.0, self.harness.seconds + SPARE_SECONDS)
-        # Turns and tokens are the program's, not those of the environment around it: the engine's layer counts them.
-        limits = replace(self.limits, step_seconds=seconds, max_turns=None, max_tokens=None)
         try:
-            return await play_with_env(self.pool, player, request, limits, self.env_name, layers)
+            return await play_with_env(self.pool, player, request, self._around(), self.env_name, layers)
         finally:
             sessions.dismiss(key)
+
+    def _around(self) -> EpisodeLimits:
+        """The limits of what is around the program: it has its own time; turns and tokens are those with the model, and
+        `_Asked` counts them."""
+        limits, seconds = self.limits, self.harness.seconds + SPARE_SECONDS
+        whole = limits.episode_seconds
+        if whole is not None:
+            whole = max(whole, seconds + SPARE_SECONDS + (limits.reset_seconds or 0.0))
+        step = limits.step_seconds and max(limits.step_seconds, seconds)
+        return replace(limits, step_seconds=step, episode_seconds=whole, max_turns=None, max_tokens=None)
 
 
 class _Asked(EngineLayer):

@@ -52,6 +52,14 @@ def test_an_interrupted_mixture_equals_a_whole_one(
     assert_equal_runs(tmp_path / "whole", tmp_path / "broken")
 
 
+def test_a_program_is_nobody_to_train(tmp_path: Path) -> None:
+    """Said before anything is played, and by name; `random` is in no need of a model."""
+    beside = {"env": "shades", "agent": {"name": "random"}, "weight": 1.0}
+    rollenv.register("Shades-v0", toys.Colours, kwargs={"say": "say"}, max_turns=4)
+    with pytest.raises(RollenvError, match="agent 'random' is a program"):
+        Worlds(config(tmp_path, mixture=[beside]))
+
+
 def test_an_environment_may_be_there_once(tmp_path: Path) -> None:
     twice = config(tmp_path, mixture=[{"env": "colours"}])
     with pytest.raises(RollenvError, match=r"'Colours-v0' is there twice"):
