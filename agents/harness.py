@@ -7,20 +7,29 @@ asks, and keeps every token.
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import shlex
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollenv.agents.swe import SUBMIT
 from rollenv.errors import RollenvError
+
+if TYPE_CHECKING:
+    from rollenv.config.rollout import RolloutConfig
 
 FOLDER = "/tmp/rollenv-harness"
 """In the sandbox: the task as `task.md`, and the program's own files, if it brings any."""
 FILES_LIMIT = 8 << 20
 """Bytes that a program's files may have, packed; what is larger belongs into an image."""
+OUR_STEPS = 8
+"""More than are made around a program."""
+SPARE_SECONDS = 60.0
+"""What a step has beyond the program's own time."""
 
 
 class Harness:
@@ -45,12 +54,22 @@ class Harness:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
             raise RollenvError(f"agent.seconds must be more than 0, not {seconds!r}")
         self.command, self.seconds = command, float(seconds)
-        self._packed = None if files is None else _packed(Path(files))
+        self._packed, self._files = ("", "") if files is None else _packed(Path(files))
 
     def environment(self, port: int) -> dict[str, object]:
-        """What the environment is made with, so that the program can reach this machine's `port`, and has time. The
-        text of our own few steps is none that should be bounded."""
-        return {"network": [f"localhost:{port}"], "command_timeout": self.seconds, "max_tokens": None}
+        """What the environment is made with, so that the program can reach this machine's `port`, and has time. What
+        bounds an agent of the environment's own does not bound our few steps around it."""
+        bounds = {"max_steps": OUR_STEPS, "max_tokens": None, "max_seconds": None}
+        return {"network": [f"localhost:{port}"], "command_timeout": self.seconds, **bounds}
+
+    def patience(self, rollout: RolloutConfig) -> RolloutConfig:
+        """How episodes are played, with time for a program in one step."""
+        return rollout.model_copy(update={"step_seconds": max(rollout.step_seconds, self.seconds + SPARE_SECONDS)})
+
+    @property
+    def sha256(self) -> str:
+        """Of the program as it is: its command and its files."""
+        return hashlib.sha256(f"{self.command}\n{self._files}".encode()).hexdigest()
 
     def actions(self, task: str, address: str, key: str) -> Iterator[str]:
         """What is done in an episode; the program runs in the last action but one, `submit` is the last.
@@ -61,7 +80,7 @@ class Harness:
             key: what the model wants as API key.
         """
         yield _call("create", path=f"{FOLDER}/task.md", content=task)
-        if self._packed is not None:
+        if self._packed:
             into = f"mkdir -p {FOLDER}/files && base64 -d <<'END' | tar -xzo -C {FOLDER}/files"
             yield _call("bash", command=f"{into}\n{self._packed}\nEND")
         variables: Mapping[str, str] = {
@@ -81,8 +100,8 @@ def _call(name: str, **arguments: str) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def _packed(path: Path) -> str:
-    """A file, or what is in a folder, as an archive in base64."""
+def _packed(path: Path) -> tuple[str, str]:
+    """A file, or what is in a folder, as an archive in base64; and a hash over names and contents."""
     if not path.exists():
         raise RollenvError(f"agent.files: there is no '{path}'")
     found = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
@@ -96,4 +115,7 @@ def _packed(path: Path) -> str:
             f"agent.files: '{path}' is larger than {FILES_LIMIT >> 20} MiB when packed: put it into an image "
             "('rollenv images build NAME --from TAR --base IMAGE')"
         )
-    return base64.encodebytes(packed.getvalue()).decode().strip()
+    digest = hashlib.sha256()
+    for file in found:
+        digest.update(f"\n{file.relative_to(root)} {hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
+    return base64.encodebytes(packed.getvalue()).decode().strip(), digest.hexdigest()

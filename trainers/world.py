@@ -178,13 +178,13 @@ def _agent(part: MixtureConfig, env_spec: EnvSpec) -> ChatAgent | Harness:
 
 def _world(part: MixtureConfig, env_spec: EnvSpec, config: TrainConfig, name: str) -> World:
     algo = part.algo or config.algo
-    agent, door, env_args = _agent(part, env_spec), None, dict(part.env_args)
+    agent, door, env_args, rollout = _agent(part, env_spec), None, dict(part.env_args), config.rollout
     if isinstance(agent, Harness):
         from rollenv.gateway.harness import Door  # a web server: for these runs only
 
         door = Door()
-        env_args |= agent.environment(door.port)
-    pool = env_pool(env_spec, env_args, config.rollout, algo.advantage == "vine" or config.rollout.trees > 0)
+        env_args, rollout = env_args | agent.environment(door.port), agent.patience(rollout)
+    pool = env_pool(env_spec, env_args, rollout, algo.advantage == "vine" or config.rollout.trees > 0)
     try:
         size = min(config.eval.episodes, len(pool.tasks.ids(config.eval.split)))
         panel = pool.tasks.panel(config.eval.split, size)

@@ -25,7 +25,7 @@ from rollenv.envs.swe.task import SweTask
 from rollenv.envs.swe.tools import TOOLS, BadCall, parse_call
 from rollenv.envs.swe.workspace import Submission, Workspace, as_patch, sandbox_spec, tree_of
 from rollenv.errors import RollenvError, did_you_mean
-from rollenv.sandboxes import Pool, SandboxDied, SandboxError
+from rollenv.sandboxes import Pool, SandboxDied, SandboxError, SandboxSpec
 from rollenv.tasks import TaskSet
 
 T = TypeVar("T")
@@ -341,11 +341,13 @@ def _check_backend(name: str | None) -> None:
 
 
 def _addresses(network: Sequence[str]) -> tuple[str, ...]:
-    """A list of them, or one alone, as it is written on a command line."""
-    return (network,) if isinstance(network, str) else tuple(network)
+    """A list of them, or one alone, as it is written on a command line; raises RollenvError for what is none."""
+    return SandboxSpec(network=(network,) if isinstance(network, str) else tuple(network or ())).network
 
 
 def _check_bounds(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
             raise RollenvError(f"swe: {name} must be a positive number, not {value!r}")
+        if name.startswith("max_") and name != "max_seconds" and not isinstance(value, int | None):
+            raise RollenvError(f"swe: {name} must be a whole number, not {value!r}")

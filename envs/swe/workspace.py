@@ -12,7 +12,6 @@ from rollenv.envs.swe.git_folder import git_folder
 from rollenv.envs.swe.task import (
     R2E_RUNNER,
     R2E_TESTS,
-    Checks,
     PytestChecks,
     RewardChecks,
     ScriptChecks,
@@ -24,6 +23,9 @@ from rollenv.sandboxes import ExecResult, Sandbox, SandboxDied, SandboxError, Sa
 
 _DIFF = "git add -A && git -c core.fileMode=false diff --cached --binary --no-ext-diff --no-textconv --no-color"
 _VIEWED = 1 << 20
+
+_IN_THE_WAY = {"pytest", "pytest.py", "_pytest", "pluggy", "pluggy.py", "pyproject.toml", ".venv"}
+"""What, at the top of a repository, comes before the pytest that is installed, or tells it what to do."""
 
 Submission = Changes | str | bytes
 """What an agent leaves: changes by path; a patch of the image's repository; or an archive of the whole working folder,
@@ -177,15 +179,21 @@ class Workspace:
         if done.exit_code:
             return ""
         paths = patched_paths(done.stdout)
-        return without(done.stdout, counted(paths, self._task.gold, _judges_own(self._task.checks, paths)))
+        return without(done.stdout, counted(paths, self._task.gold, _judges_own(self._task, paths)))
 
 
-def _judges_own(checks: Checks, paths: Sequence[str]) -> list[str]:
+def _judges_own(task: SweTask, paths: Sequence[str]) -> list[str]:
     """Files of an image's repository that its tests consist of, beside those that are called like tests."""
+    checks = task.checks
     if isinstance(checks, ScriptChecks):
         return patched_paths(str(checks.instance.get("test_patch", "")))
     if isinstance(checks, StatusChecks):  # R2E's images have them among the repository's own
-        return [path for path in paths if path == R2E_RUNNER or path.startswith(f"{R2E_TESTS}/")]
+        solution = set(patched_paths(task.gold))
+        tops = {path: path.partition("/")[0] for path in paths}
+        return [
+            path for path, top in tops.items()
+            if top in (R2E_RUNNER, R2E_TESTS) or (top in _IN_THE_WAY and path not in solution)
+        ]  # fmt: skip
     return []
 
 

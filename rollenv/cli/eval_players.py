@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollenv.config import TrainConfig
+    from rollenv.config.rollout import RolloutConfig
     from rollenv.gateway.harness import Door
     from rollenv.inference.endpoint import Endpoint
     from rollenv.registration import EnvSpec
@@ -63,6 +64,7 @@ class Scene:
 
     agent: Any
     env_args: Mapping[str, Any]
+    rollout: RolloutConfig
     door: Door | None = None
 
     @classmethod
@@ -73,11 +75,11 @@ class Scene:
 
         agent, env_args = make_agent(plan.spec, plan.agent_name, plan.agent), plan.config.env_args
         if not isinstance(agent, Harness):
-            return cls(agent, env_args)
+            return cls(agent, env_args, plan.config.rollout)
         from rollenv.gateway.harness import Door
 
         door = Door()
-        return cls(agent, {**env_args, **agent.environment(door.port)}, door)
+        return cls(agent, {**env_args, **agent.environment(door.port)}, agent.patience(plan.config.rollout), door)
 
 
 def player_of(

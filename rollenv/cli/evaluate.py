@@ -211,14 +211,14 @@ async def _carry_out(plan: Plan, order: Order) -> tuple[Summary, list[Part], str
 
     config = plan.config
     scene = Scene.of(plan)
-    pool = env_pool(plan.spec, scene.env_args, config.rollout)
+    pool = env_pool(plan.spec, scene.env_args, scene.rollout)
     close: Any = None
     timeline = Timeline(order.out / "timeline.json") if order.timeline and order.out is not None else None
     try:
         panel = _panel(pool, order)
         values = None if order.by is None else task_values(pool.tasks, panel.ids, order.by)
         play, close = player_of(plan, order, scene, pool, timeline)
-        with Bar("episodes") as bar, _journal(plan, order, panel) as journal:
+        with Bar("episodes") as bar, _journal(plan, order, panel, scene) as journal:
             trajectories = await play_panel(
                 play,
                 panel,
@@ -260,7 +260,7 @@ def _found(
 
 
 @contextlib.contextmanager
-def _journal(plan: Plan, order: Order, panel: Panel) -> Iterator[Journal | None]:
+def _journal(plan: Plan, order: Order, panel: Panel, scene: Scene) -> Iterator[Journal | None]:
     """What has been finished so far, where results are wanted."""
     from rollenv.evaluation.records import Journal
     from rollenv.files import stamp
@@ -272,6 +272,8 @@ def _journal(plan: Plan, order: Order, panel: Panel) -> Iterator[Journal | None]
     said = {"env": plan.spec.id, "split": panel.split, "tasks_sha256": panel.sha256} | _facts(plan, order)
     if plan.model is not None and Path(plan.model).is_dir():
         said["files of the model"] = stamp(Path(plan.model))
+    if (program := getattr(scene.agent, "sha256", None)) is not None:
+        said["sha256 of the agent"] = program
     said["sampling"] = config.sampling.model_dump(mode="json", exclude={"temperature"})
     said["rollout"] = config.rollout.model_dump(mode="json", exclude={"concurrency"})
     with Journal.opened(order.out, said) as journal:

@@ -56,12 +56,21 @@ def stored_episodes(folder: Path) -> list[Trajectory]:
     """
     file = folder / TRAJECTORIES
     try:
-        lines = [{key: value for key, value in line.items() if key != "tasks_sha256"} for line in episode_lines(file)]
-        return [Trajectory.from_dict(line) for line in lines]
+        episodes = _episodes(file)
     except OSError as error:
         raise RollenvError(f"cannot read '{file}': {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise RollenvError(f"'{file}': {error}") from error
+    if any("harness" in episode.info for episode in episodes):
+        raise RollenvError(
+            f"'{file}': the agent was a program in the sandbox; what it did there is not in them, to be played again"
+        )
+    return episodes
+
+
+def _episodes(file: Path) -> list[Trajectory]:
+    lines = [{key: value for key, value in line.items() if key != "tasks_sha256"} for line in episode_lines(file)]
+    return [Trajectory.from_dict(line) for line in lines]
 
 
 def panel_of(tasks: TaskSet, split: str, episodes: Sequence[Trajectory]) -> Panel:

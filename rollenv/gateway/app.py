@@ -42,10 +42,10 @@ class _Sampling(BaseModel):
     stop: str | list[str] | None = None
     seed: int | None = None
 
-    def params(self, stop_token: int, most: int | None) -> SamplingParams:
+    def params(self, stop_token: int, most: int | None, unsaid: int) -> SamplingParams:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
-            max_tokens=min(filter(None, [self.max_tokens or DEFAULT_MAX_TOKENS, most])),
+            max_tokens=min(filter(None, [self.max_tokens or unsaid, most])),
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=max(0, self.top_k or 0),
             top_p=self.top_p or 1.0,
@@ -83,7 +83,12 @@ class EndBody(BaseModel):
 
 
 def make_gateway(
-    sessions: Sessions, model: str, token: str | None = None, limit: int = 64 << 20, records: bool = True
+    sessions: Sessions,
+    model: str,
+    token: str | None = None,
+    limit: int = 64 << 20,
+    records: bool = True,
+    unsaid: int = DEFAULT_MAX_TOKENS,
 ) -> FastAPI:
     """The application.
 
@@ -92,6 +97,7 @@ def make_gateway(
         token: what clients must send as their API key; None: anything.
         limit: bytes of a request's body.
         records: whether clients can see, and end, sessions.
+        unsaid: at most so many tokens of a completion whose client names no bound.
     """
     app = FastAPI(title="rollenv gateway", version=rollenv.__version__)
     app.add_exception_handler(BadMessages, _refused)
@@ -99,7 +105,7 @@ def make_gateway(
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_middleware(Gate, token=token, limit=limit, refuse=_error)
     for prefix in ("", "/sessions/{session}"):
-        app.include_router(_completions(sessions, model), prefix=f"{prefix}/v1")
+        app.include_router(_completions(sessions, model, unsaid), prefix=f"{prefix}/v1")
     if records:
         app.include_router(_records(sessions))
     return app
@@ -108,12 +114,12 @@ def make_gateway(
 # -- completions -------------------------------------------------------------------------------------------------------
 
 
-def _completions(sessions: Sessions, model: str) -> APIRouter:
+def _completions(sessions: Sessions, model: str, unsaid: int) -> APIRouter:
     router = APIRouter(tags=["completions"])
     made = int(time.time())
 
     def params(body: _Sampling) -> SamplingParams:
-        return body.params(sessions.chat.end_of_turn_id, sessions.engine.max_length)
+        return body.params(sessions.chat.end_of_turn_id, sessions.engine.max_length, unsaid)
 
     @router.get("/models")
     async def models() -> Reply:

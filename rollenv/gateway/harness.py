@@ -15,21 +15,30 @@ from dataclasses import dataclass, replace
 import uvicorn
 
 from rollenv.agents.base import Step
-from rollenv.agents.harness import Harness
+from rollenv.agents.harness import SPARE_SECONDS, Harness
 from rollenv.agents.swe import SUBMIT
 from rollenv.gateway.app import make_gateway
 from rollenv.gateway.sessions import RecordedSession, Sessions
 from rollenv.inference.base import Completion, Engine, EngineError, InvalidRequest, SamplingParams
 from rollenv.inference.chat import ChatFormat
 from rollenv.rollout.env_pool import Environments
-from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest, Fault, Player, describe, guarded
+from rollenv.rollout.episode import (
+    EpisodeLimits,
+    EpisodeRequest,
+    Fault,
+    Player,
+    check_completion,
+    describe,
+    guarded,
+)
 from rollenv.rollout.layers import EngineLayer, Layers, MakeLayer
 from rollenv.rollout.play import play_with_env, session_name
+from rollenv.seeding import derive_seed
 from rollenv.server.serve import listen
 from rollenv.trajectory import Trajectory, Turn
 
-SPARE_SECONDS = 60.0
-"""What a step has beyond the program's own time: to lay files out, to end it, to be judged."""
+_ANY_NUMBER = 1 << 30
+"""Tokens: the run bounds completions, not who asks for them."""
 _KEPT = 4000
 """Characters of a program's last words that a trajectory keeps."""
 
@@ -48,8 +57,10 @@ class Door:
         """Whom it lets in: the sessions that are begun there. It opens with the first call, on the running loop."""
         if self._sessions is None:
             self._sessions = Sessions(engine, chat, invited_only=True)
-            app = make_gateway(self._sessions, "policy", records=False)
-            config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+            app = make_gateway(self._sessions, "policy", records=False, unsaid=_ANY_NUMBER)
+            config = uvicorn.Config(
+                app, log_level="warning", access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=1
+            )
             self._server = _Server(config)
             self._serving = asyncio.ensure_future(self._server.serve([self._listening]))
         return self._sessions
@@ -88,7 +99,7 @@ class HarnessPlay:
 
     async def __call__(self, request: EpisodeRequest) -> Trajectory:
         layers = Layers(self.layers, request)
-        engine = _Asked(layers.engine(self.engine), self.sampling, self.limits)
+        engine = _Asked(layers.engine(self.engine), self.sampling, self.limits, request.seed)
         sessions = self.door.sessions(self.engine, self.chat)
         key = secrets.token_hex(16)
         session = sessions.begin(key, session_name(self.label, request), engine, request.seed)
@@ -106,43 +117,61 @@ class HarnessPlay:
         """The limits of what is around the program: it has its own time; turns and tokens are those with the model, and
         `_Asked` counts them."""
         limits, seconds = self.limits, self.harness.seconds + SPARE_SECONDS
+        step = None if limits.step_seconds is None else max(limits.step_seconds, seconds)
         whole = limits.episode_seconds
-        if whole is not None:
-            whole = max(whole, seconds + SPARE_SECONDS + (limits.reset_seconds or 0.0))
-        step = limits.step_seconds and max(limits.step_seconds, seconds)
+        if whole is not None:  # the step in which it works, and the one in which it waits to be judged
+            whole = max(whole, 2 * (step or seconds) + (limits.reset_seconds or 0.0))
         return replace(limits, step_seconds=step, episode_seconds=whole, max_turns=None, max_tokens=None)
 
 
 class _Asked(EngineLayer):
-    """Samples as the run does, whatever the program asks for, within the bounds of an episode; keeps what failed."""
+    """Samples as the run does, whatever the program asks for, within the bounds of an episode; keeps what failed.
 
-    def __init__(self, inner: Engine, sampling: SamplingParams, limits: EpisodeLimits) -> None:
+    Attributes:
+        fault: the engine's, if it failed.
+        bounded: whether something was asked beyond a bound.
+        over: whether the episode is: what is dropped then is nobody's fault.
+    """
+
+    def __init__(self, inner: Engine, sampling: SamplingParams, limits: EpisodeLimits, seed: int) -> None:
         super().__init__(inner)
-        self._sampling, self._limits = sampling, limits
+        self._sampling, self._limits, self._seed = sampling, limits, seed
         self._turns = 0
         self.fault: Fault | None = None
+        self.bounded = self.over = False
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str) -> Completion:
-        limits, ours = self._limits, self._sampling
-        room = sampling.max_tokens if limits.max_tokens is None else limits.max_tokens - len(prompt_ids)
-        if room < 1:
-            raise InvalidRequest(f"the episode's bound of {limits.max_tokens} tokens is reached")
-        if limits.max_turns is not None and self._turns >= limits.max_turns:
-            raise InvalidRequest(f"the episode's bound of {limits.max_turns} turns is reached")
-        self._turns += 1
-        most = min(sampling.max_tokens, ours.max_tokens, room)
-        asked = replace(ours, max_tokens=most, seed=sampling.seed, stop=sampling.stop)
+        asked = self._as_the_run_does(len(prompt_ids), sampling)
         try:
-            async with asyncio.timeout(limits.generate_seconds):
-                return await self.inner.generate(prompt_ids, asked, session=session)
+            async with asyncio.timeout(self._limits.generate_seconds):
+                completion = await self.inner.generate(prompt_ids, asked, session=session)
+            check_completion(completion)
+            return completion
         except InvalidRequest:
+            self.bounded = True
             raise
         except TimeoutError as error:
-            self.fault = Fault("engine", "timeout", f"generate took longer than {limits.generate_seconds} s")
-            raise EngineError(self.fault.message) from error
+            fault = Fault("engine", "timeout", f"generate took longer than {self._limits.generate_seconds} s")
+            raise self._failed(fault) from error
         except Exception as error:
-            self.fault = error if isinstance(error, Fault) else Fault("engine", "crash", describe(error))
-            raise EngineError(self.fault.message) from error
+            fault = error if isinstance(error, Fault) else Fault("engine", "crash", describe(error))
+            raise self._failed(fault) from error
+
+    def _as_the_run_does(self, length: int, sampling: SamplingParams) -> SamplingParams:
+        limits, ours, turn = self._limits, self._sampling, self._turns
+        room = sampling.max_tokens if limits.max_tokens is None else limits.max_tokens - length
+        if room < 1 or (limits.max_turns is not None and turn >= limits.max_turns):
+            self.bounded = True
+            bound = f"{limits.max_tokens} tokens" if room < 1 else f"{limits.max_turns} turns"
+            raise InvalidRequest(f"the episode's bound of {bound} is reached")
+        self._turns += 1
+        most = min(sampling.max_tokens, ours.max_tokens, room)
+        return replace(ours, max_tokens=most, seed=derive_seed(self._seed, "turn", turn), stop=sampling.stop)
+
+    def _failed(self, fault: Fault) -> EngineError:
+        if not self.over:
+            self.fault = self.fault or fault
+        return EngineError(fault.message)
 
 
 class _HarnessPlayer:
@@ -165,15 +194,21 @@ class _HarnessPlayer:
         turn.completion = next(self._actions)
         if turn.completion == SUBMIT:
             self._said = history[-1].observation[-_KEPT:]
-            if self._engine.fault is not None:
-                raise self._engine.fault
-            if not self._session.trajectory.turns:
-                last = self._said.strip().splitlines()[-1:] or ["it said nothing"]
-                raise Fault("agent", "crash", f"the program ended without an answer of the model: {last[0]}")
+            await self.close(False)  # what it did not wait for is no turn of its
+            if (fault := self._fault()) is not None:
+                raise fault
         return turn.completion
+
+    def _fault(self) -> Fault | None:
+        """What makes an end of the program no end of an episode."""
+        if self._engine.fault is not None or self._session.trajectory.turns or self._engine.bounded:
+            return self._engine.fault
+        last = self._said.strip().splitlines()[-1:] or ["it said nothing"]
+        return Fault("agent", "crash", f"the program ended without an answer of the model: {last[0]}")
 
     async def close(self, aborted: bool) -> None:
         """The program is not answered any more."""
+        self._engine.over = True
         with guarded("engine", None, "leaving the engine"):
             await self._session.leave()
 

@@ -131,6 +131,8 @@ class _FaultyEnv:
             raise Fault("env", "timeout", f"{call} took longer than {seconds} s")
 
     async def _after(self, call: str, index: int, began: float, result: T) -> T:
+        if self._faults.under_way.startswith("engine"):
+            return result  # of a program that asked while this step was under way: the episode ends with that
         self._faults.under_way = ""  # it came through: what breaks later has another cause
         if self._faults.strikes("slow_env", call, index):
             config, took = self._faults.config, asyncio.get_running_loop().time() - began

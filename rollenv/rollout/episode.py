@@ -263,10 +263,7 @@ class ModelPlayer:
             raise
         if completion.finish_reason == "aborted":
             self._record(completion, turn)
-            raise Fault("engine", "crash", "the engine aborted the completion")
-        lengths = {len(completion.ids), len(completion.logprobs), len(completion.policy_versions)}
-        if len(lengths) != 1 or not completion.ids or not all(math.isfinite(x) for x in completion.logprobs):
-            raise Fault("engine", "bad_output", f"ids, log-probabilities and versions do not fit: lengths {lengths}")
+        check_completion(completion)
         self._record(completion, turn)
 
     def _record(self, completion: Completion, turn: Turn) -> None:
@@ -297,6 +294,15 @@ class ModelPlayer:
         if aborted:
             await self._engine.abort(self._session)
         await self._engine.release(self._session)
+
+
+def check_completion(completion: Completion) -> None:
+    """Raises a Fault for one that was aborted, or cannot be trained on."""
+    if completion.finish_reason == "aborted":
+        raise Fault("engine", "crash", "the engine aborted the completion")
+    lengths = {len(completion.ids), len(completion.logprobs), len(completion.policy_versions)}
+    if len(lengths) != 1 or not completion.ids or not all(math.isfinite(x) for x in completion.logprobs):
+        raise Fault("engine", "bad_output", f"ids, log-probabilities and versions do not fit: lengths {lengths}")
 
 
 async def play_episode(

@@ -19,13 +19,16 @@ from swe_bug import TASK, solution  # noqa: E402
 from rollenv.agents.harness import FILES_LIMIT, Harness  # noqa: E402
 from rollenv.cli import main  # noqa: E402
 from rollenv.config import TrainConfig  # noqa: E402
+from rollenv.config.rollout import InjectConfig  # noqa: E402
 from rollenv.errors import RollenvError  # noqa: E402
+from rollenv.evaluation.rescore import stored_episodes  # noqa: E402
 from rollenv.gateway.harness import Door, HarnessPlay  # noqa: E402
 from rollenv.gateway.sessions import Sessions  # noqa: E402
 from rollenv.inference import ScriptedEngine  # noqa: E402
 from rollenv.inference.base import Engine, SamplingParams  # noqa: E402
 from rollenv.inference.chat import ChatFormat  # noqa: E402
 from rollenv.registration import make  # noqa: E402
+from rollenv.rollout.chaos import Chaos  # noqa: E402
 from rollenv.rollout.env_pool import EnvPool  # noqa: E402
 from rollenv.rollout.episode import EpisodeLimits, EpisodeRequest  # noqa: E402
 from rollenv.trainers.metrics import read_metrics  # noqa: E402
@@ -37,7 +40,8 @@ import json, os, subprocess, urllib.error, urllib.request
 task = open(os.environ["ROLLENV_TASK"]).read()
 messages = [{"role": "user", "content": task}]
 while True:
-    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages, "temperature": 0.0}).encode()
+    asking = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "temperature": 0.0, "seed": 1}
+    body = json.dumps(asking).encode()
     key = os.environ["OPENAI_API_KEY"]
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
@@ -84,7 +88,12 @@ def mend() -> str:
 
 
 def play(
-    engine: Engine, harness: Harness, backend: str, limits: EpisodeLimits | None = None, **sampling: Any
+    engine: Engine,
+    harness: Harness,
+    backend: str,
+    limits: EpisodeLimits | None = None,
+    inject: InjectConfig | None = None,
+    **sampling: Any,
 ) -> Trajectory:
     """One episode of the task."""
 
@@ -93,8 +102,10 @@ def play(
         pool = EnvPool(lambda: make("swe", sandbox=backend, **harness.environment(door.port)), "thread", None, None)
         chat = ChatFormat(toys.tokenizer())
         params = SamplingParams(**{"max_tokens": 4000, "stop_token_ids": (chat.end_of_turn_id,), **sampling})
+        bounds = limits or EpisodeLimits()
+        layers = () if inject is None else (Chaos(inject, 0, bounds).layer,)
         try:
-            play = HarnessPlay(pool, "SWE-v1", harness, door, engine, chat, params, limits or EpisodeLimits())
+            play = HarnessPlay(pool, "SWE-v1", harness, door, engine, chat, params, bounds, "train", layers)
             return await play(EpisodeRequest(TASK, 7, group=2, sample=1))
         finally:
             await door.close()
@@ -158,7 +169,8 @@ def test_bounds_are_those_of_the_conversation(bubblewrap: str, agent: Path) -> N
     assert (len(trajectory.turns), len(heard), trajectory.success) == (2, 2, True)
     assert "bound of 2 turns" in trajectory.info["harness"]
     trajectory = play(saying(mend()), run_agent(agent), bubblewrap, EpisodeLimits(max_tokens=60))
-    assert trajectory.stop is StopReason.FAILED  # the task alone is longer: it was never answered
+    assert (trajectory.stop, trajectory.success) == (StopReason.TERMINATED, False)  # the task alone is longer
+    assert not trajectory.trainable
     trajectory = play(saying(mend(), "done"), run_agent(agent), bubblewrap, max_tokens=3)
     assert len(trajectory.turns[0].completion_ids) == 3
 
@@ -168,6 +180,34 @@ def test_time_is_up_for_a_program_that_does_not_end(bubblewrap: str, agent: Path
     trajectory = play(saying(mend(), "done"), harness, bubblewrap)
     assert (trajectory.stop, trajectory.success) == (StopReason.TERMINATED, True)
     assert "ended after 8 s" in trajectory.info["harness"]
+
+
+def test_an_answer_that_the_program_did_not_wait_for_is_no_turn(bubblewrap: str, agent: Path) -> None:
+    """Time is up while the model is at its second answer: the work of the first one is judged, and earns."""
+    chat, texts = ChatFormat(toys.tokenizer()), iter([mend(), "x" * 4000])
+    answers = ([*chat.plain(text), chat.end_of_turn_id] for text in texts)
+    engine = ScriptedEngine(lambda prompt, sampling: next(answers), seconds_per_token=0.02)
+    harness = run_agent(agent, seconds=0.02 * len(chat.plain(mend())) + 8.0)
+    trajectory = play(engine, harness, bubblewrap, EpisodeLimits(step_seconds=60.0), max_tokens=10_000)
+    assert (trajectory.stop, trajectory.success) == (StopReason.TERMINATED, True)
+    assert [(turn.completion, turn.reward) for turn in trajectory.turns] == [(mend(), 1.0)]
+    assert engine.running == 0
+
+
+def test_faults_that_were_injected_are_called_so(bubblewrap: str, agent: Path) -> None:
+    inject = InjectConfig.model_validate({"engine_error": 1.0})
+    trajectory = play(saying("true", "done"), run_agent(agent), bubblewrap, inject=inject)
+    assert trajectory.failure is not None
+    assert (trajectory.failure.label, trajectory.turns) == ("injected/engine_error", [])
+
+
+def test_a_program_has_its_time_wherever_environments_live(agent: Path) -> None:
+    harness = run_agent(agent, seconds=100.0)
+    settings = TrainConfig.model_validate({"env": "swe"}).rollout
+    assert harness.patience(settings).step_seconds == 160.0
+    changed = run_agent(agent).sha256
+    (agent / "agent.py").write_text("print()")
+    assert run_agent(agent).sha256 != changed
 
 
 def test_nobody_else_is_answered(bubblewrap: str) -> None:
@@ -256,6 +296,8 @@ def test_eval_plays_it(bubblewrap: str, agent: Path, model: Path, tmp_path: Path
         trajectory = Trajectory.from_dict(kept)
         assert (trajectory.success, trajectory.failure, len(trajectory.turns)) == (False, None, 2)
         assert all(len(turn.completion_ids) == len(turn.logprobs) for turn in trajectory.turns)
+    with pytest.raises(RollenvError, match="the agent was a program in the sandbox"):
+        stored_episodes(tmp_path)
 
 
 def test_eval_needs_a_model_here(agent: Path, capsys: Any) -> None:

@@ -194,6 +194,9 @@ def test_an_instance_of_r2e_is_judged_by_the_statuses_it_expects(r2e: Path) -> N
         "echo 'echo PASSED r2e_tests/test_1.py::TestAdd::test_add' >run_tests.sh",
         "printf 'class TestAdd:\n    def test_add(self): pass\n' >r2e_tests/test_1.py",
         "printf 'class TestAdd:\n    def test_add(self): pass\n' >r2e_tests/helper.py; rm r2e_tests/test_1.py",
+        "echo 'print(\"PASSED r2e_tests/test_1.py::TestAdd::test_add\")' >pytest.py",
+        "mkdir mine; printf 'class TestAdd:\\n    def test_add(self): pass\\n' >mine/test_1.py; "
+        "rm -r r2e_tests; ln -s mine r2e_tests",
     ],
 )
 def test_what_judges_an_instance_of_r2e_is_not_the_agents(r2e: Path, command: str) -> None:

@@ -242,6 +242,8 @@ def test_it_keeps_the_contract_of_an_environment(bubblewrap: str) -> None:
         ({"sandbox": "dokcer"}, "did you mean 'docker'"),
         ({"max_steps": 0}, "max_steps must be a positive number"),
         ({"max_judged": 0}, "max_judged must be a positive number"),
+        ({"max_judged": 1.5}, "max_judged must be a whole number"),
+        ({"network": "nowhere"}, "not 'host:port'"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], says: str) -> None:
