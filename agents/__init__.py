@@ -45,13 +45,12 @@ def make_agent(spec: EnvSpec, name: str, arguments: Mapping[str, Any] | None = N
     return factory(**(arguments or {}))
 
 
-def make_chat_agent(spec: EnvSpec, name: str, arguments: Mapping[str, Any] | None = None) -> ChatAgent:
-    """`make_agent`, for a language model to act through.
+def chat_agent(agent: Any, name: str) -> ChatAgent:
+    """An agent that a language model is to act through, as it is.
 
     Raises:
-        RollenvError: as `make_agent`, or the agent is a program.
+        RollenvError: it is a program.
     """
-    agent = make_agent(spec, name, arguments)
     if not isinstance(agent, ChatAgent):
         raise RollenvError(f"agent '{name}' is a program, through which no model can act: say agent.name=llm")
     return agent

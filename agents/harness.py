@@ -14,7 +14,7 @@ import shlex
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollenv.agents.swe import SUBMIT
 from rollenv.errors import RollenvError
@@ -56,11 +56,19 @@ class Harness:
         self.command, self.seconds = command, float(seconds)
         self._packed, self._files = ("", "") if files is None else _packed(Path(files))
 
-    def environment(self, port: int) -> dict[str, object]:
-        """What the environment is made with, so that the program can reach this machine's `port`, and has time. What
-        bounds an agent of the environment's own does not bound our few steps around it."""
+    def environment(self, arguments: Mapping[str, Any], port: int) -> dict[str, Any]:
+        """What the environment is made with, so that the program can reach this machine's `port`, and has time.
+
+        What bounds an agent of the environment's own does not bound our few steps around a program.
+
+        Args:
+            arguments: what it is made with otherwise; what they let the program reach stays.
+            port: where the model is.
+        """
+        given = arguments.get("network") or ()
+        network = [*([given] if isinstance(given, str) else given), f"localhost:{port}"]
         bounds = {"max_steps": OUR_STEPS, "max_tokens": None, "max_seconds": None}
-        return {"network": [f"localhost:{port}"], "command_timeout": self.seconds, **bounds}
+        return {**arguments, "network": network, "command_timeout": self.seconds, **bounds}
 
     def patience(self, rollout: RolloutConfig) -> RolloutConfig:
         """How episodes are played, with time for a program in one step."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollenv.agents import make_agent, make_chat_agent
+from rollenv.agents import chat_agent, make_agent
 from rollenv.config.imitate import ImitateConfig
 from rollenv.config.rollout import RolloutConfig, SamplingConfig
 from rollenv.errors import RollenvError
@@ -45,7 +45,8 @@ class ImitationRun:
         self.config, self._on_figures = config, on_figures
         self.folder = Path(config.out)
         self.spec = spec(config.env)
-        self.agent = make_chat_agent(self.spec, config.agent.name, config.agent.arguments)
+        acting = config.agent
+        self.agent = chat_agent(make_agent(self.spec, acting.name, acting.arguments), acting.name)
         make_agent(self.spec, config.expert.name, config.expert.arguments)  # refused early if it cannot be made
         self._rollout = RolloutConfig(concurrency=64, max_turns=config.max_turns)  # type: ignore[call-arg]
         self._limits = episode_limits(self._rollout, self.spec)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rollenv.agents import make_agent, make_chat_agent
+from rollenv.agents import chat_agent, make_agent
 from rollenv.agents.base import ChatAgent
 from rollenv.agents.harness import Harness
 from rollenv.config.algo import AlgoConfig
@@ -171,9 +171,7 @@ class _Mixed:
 
 def _agent(part: MixtureConfig, env_spec: EnvSpec) -> ChatAgent | Harness:
     agent = make_agent(env_spec, part.agent.name, part.agent.arguments)
-    if isinstance(agent, Harness):
-        return agent
-    return make_chat_agent(env_spec, part.agent.name, part.agent.arguments)
+    return agent if isinstance(agent, Harness) else chat_agent(agent, part.agent.name)
 
 
 def _world(part: MixtureConfig, env_spec: EnvSpec, config: TrainConfig, name: str) -> World:
@@ -183,7 +181,7 @@ def _world(part: MixtureConfig, env_spec: EnvSpec, config: TrainConfig, name: st
         from rollenv.gateway.harness import Door  # a web server: for these runs only
 
         door = Door()
-        env_args, rollout = env_args | agent.environment(door.port), agent.patience(rollout)
+        env_args, rollout = agent.environment(env_args, door.port), agent.patience(rollout)
     pool = env_pool(env_spec, env_args, rollout, algo.advantage == "vine" or config.rollout.trees > 0)
     try:
         size = min(config.eval.episodes, len(pool.tasks.ids(config.eval.split)))

@@ -79,7 +79,7 @@ class Scene:
         from rollenv.gateway.harness import Door
 
         door = Door()
-        return cls(agent, {**env_args, **agent.environment(door.port)}, agent.patience(plan.config.rollout), door)
+        return cls(agent, agent.environment(env_args, door.port), agent.patience(plan.config.rollout), door)
 
 
 def player_of(

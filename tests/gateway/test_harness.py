@@ -99,7 +99,9 @@ def play(
 
     async def episode() -> Trajectory:
         door = Door()
-        pool = EnvPool(lambda: make("swe", sandbox=backend, **harness.environment(door.port)), "thread", None, None)
+        pool = EnvPool(
+            lambda: make("swe", **harness.environment({"sandbox": backend}, door.port)), "thread", None, None
+        )
         chat = ChatFormat(toys.tokenizer())
         params = SamplingParams(**{"max_tokens": 4000, "stop_token_ids": (chat.end_of_turn_id,), **sampling})
         bounds = limits or EpisodeLimits()
@@ -210,7 +212,7 @@ def test_a_program_has_its_time_wherever_environments_live(agent: Path) -> None:
     assert run_agent(agent).sha256 != changed
 
 
-def test_nobody_else_is_answered(bubblewrap: str) -> None:
+def test_nobody_else_is_answered() -> None:
     """A program cannot end its own session with a reward, look at others', or come without being expected."""
 
     async def knock() -> list[int]:
@@ -264,6 +266,14 @@ def test_what_is_under_way_when_the_episode_ends_is_dropped() -> None:
 def test_arguments_that_make_no_sense(words: dict[str, Any], said: str) -> None:
     with pytest.raises(RollenvError, match=said):
         Harness(**words)
+
+
+@pytest.mark.parametrize("given", ["other:80", ["other:80"]])
+def test_what_a_program_may_reach_already_stays(given: Any) -> None:
+    made = Harness("x").environment({"network": given, "sandbox": "docker"}, 8002)
+    assert made["network"] == ["other:80", "localhost:8002"]
+    assert made["sandbox"] == "docker"
+    assert Harness("x").environment({}, 8002)["network"] == ["localhost:8002"]
 
 
 def test_files_that_belong_into_an_image(tmp_path: Path) -> None:
