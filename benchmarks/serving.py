@@ -3,7 +3,7 @@
 A server process on one core, as many clients as sessions in this process on the others, all of them WebShop episodes of
 random clicks with a search at their beginning. Printed: steps per second of the whole server when every client steps as
 soon as it has an answer; the median and the 99th percentile of a step's latency, as clients see it, then and when they
-think for a while between steps (exponentially, so long that 2,000 steps/s are asked for); and the server's memory per
+think for a while between steps (exponentially, so long that 2,500 steps/s are asked for); and the server's memory per
 idle session. With OpenEnv's own package installed (`pip install openenv-core`), its server hosts the same environment
 on the same core, by turns with ours, and the ratio of both is printed.
 
@@ -39,7 +39,7 @@ PYTHON = [sys.executable, "-c"]
 SERVE = [*PYTHON, "import sys; from rollenv.cli import main; sys.exit(main())", "serve", "--env", "webshop"]
 HERE = str(Path(__file__).parent)
 OPENENV = [*PYTHON, f"import sys; sys.path.insert(0, {HERE!r}); import openenv_webshop; openenv_webshop.serve()"]
-OFFERED = 2000.0
+OFFERED = 2500.0
 """Steps per second that all clients together ask for when they think between steps."""
 AT_ONCE = 64
 """Connections that are opened at the same time."""
