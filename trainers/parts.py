@@ -22,9 +22,10 @@ from rollenv.rollout.adapted import AdaptedEngine
 from rollenv.rollout.setup import model_engine, torch_engine, vllm_engine
 from rollenv.rollout.timeline import Timeline
 from rollenv.trainers.device import choose_device
-from rollenv.trainers.learner import Learner, LocalLearner, RankedLearner, TrainerRank, TrainJob
+from rollenv.trainers.learner import Learner, LocalLearner, TrainJob
 from rollenv.trainers.lora import base_weights, check_lora, scale_of, targeted_weights
 from rollenv.trainers.policy import load_model
+from rollenv.trainers.ranked import RankedLearner, TrainerRank
 from rollenv.trainers.strategies.choose import check_strategy
 
 
@@ -137,7 +138,7 @@ def _engine_worker(job: TrainJob) -> EngineWorker:
     if lora.rank:
         base = {name: weight.to(device) for name, weight in targeted_weights(model, lora).items()}
         engine = AdaptedEngine(engine, base, scale_of(lora))
-    return EngineWorker(lambda: engine)
+    return EngineWorker(lambda: engine, device)
 
 
 def _share(laid: DeviceMap) -> float:

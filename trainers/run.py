@@ -22,6 +22,7 @@ from rollenv.errors import RollenvError
 from rollenv.evaluation.evaluate import Summary, play_panel, summarize
 from rollenv.files import write_atomically
 from rollenv.inference import optional
+from rollenv.inference.base import EngineError
 from rollenv.rollout.bias import BiasReport
 from rollenv.rollout.buffer import SampleBuffer
 from rollenv.rollout.chaos import Chaos
@@ -181,7 +182,7 @@ class TrainRun:
                 has been written in both cases), or the disk is full.
         """
         try:
-            await self.engine.update_weights(self.step, await self.learner.weights())
+            await self._send_weights()
             if self.step == 0:
                 self._figures = {"step": 0}
             if self._figures is not None:
@@ -286,10 +287,17 @@ class TrainRun:
         finish = self.config.rollout.on_update == "finish"
         if finish:
             await self.scheduler.drain()
-        await self.engine.update_weights(self.step, await self.learner.weights())
+        await self._send_weights()
         if finish:
             self.scheduler.go_on()
         self.controller.weights_updated(self.step)
+
+    async def _send_weights(self) -> None:
+        try:
+            await self.engine.update_weights(self.step, await self.learner.weights())
+        except EngineError:
+            await self.learner.ensure_lives()  # engines may have fetched them from one who died
+            raise
 
     def _ledger_figures(self) -> dict[str, float]:
         """What the ledger says of the whole run, and of the step that ends here, which is a boundary."""

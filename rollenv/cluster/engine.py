@@ -11,10 +11,13 @@ from typing import Any
 import torch
 
 from rollenv.cluster.calls import Answer, Desk, Line, Question, Verb
+from rollenv.cluster.handover import HeldWeights, Receiver
+from rollenv.cluster.links import Medium, Seat
 from rollenv.cluster.runtime import Handle, Runtime, WorkerDied, WorkerSpec
 from rollenv.cluster.weights import Manifest, Publisher, Shared, SharedReader, this_machine, unpacked
 from rollenv.inference import optional
 from rollenv.inference.base import Completion, Engine, EngineDead, SamplingParams, made_before, note_made
+from rollenv.inference.handles import Handles, gpu_of, opened
 
 ABORT_SECONDS = 5.0
 """How long a cancelled caller waits to hear what had been made by then."""
@@ -28,6 +31,7 @@ class Facts:
     max_length: int | None
     token_budget: int | None
     machine: str = ""
+    gpu: str = ""
 
 
 class EngineWorker:
@@ -35,17 +39,18 @@ class EngineWorker:
 
     Args:
         make: makes the engine, here.
+        device: where weights are to arrive.
     """
 
-    def __init__(self, make: Callable[[], Engine]) -> None:
-        self._engine = make()
-        self._reader = SharedReader()
+    def __init__(self, make: Callable[[], Engine], device: str = "cpu") -> None:
+        self._engine, self._device = make(), torch.device(device)
+        self._reader, self._seat = SharedReader(), Seat()
         self._desk = Desk(self._engine)
 
     def facts(self) -> Facts:
         """Of the engine as it is."""
         engine = self._engine
-        return Facts(engine.version, engine.max_length, engine.token_budget, this_machine())
+        return Facts(engine.version, engine.max_length, engine.token_budget, this_machine(), gpu_of(self._device))
 
     async def ask(self, questions: Sequence[Question]) -> None:
         """See `Desk.ask`."""
@@ -65,6 +70,24 @@ class EngineWorker:
         await self._engine.update_weights(version, unpacked(manifest, self._reader.read(buffers)))
         return self._engine.version
 
+    async def sit_down(self, address: str, number: int, size: int, medium: Medium) -> None:
+        """See `Seat.take`."""
+        await asyncio.to_thread(self._seat.take, address, number, size, medium)
+
+    async def leave_link(self) -> None:
+        """See `Seat.leave`."""
+        self._seat.leave()
+
+    async def update_over_link(self, version: int) -> int:
+        """The same, for weights that come over the link."""
+        await self._engine.update_weights(version, await asyncio.to_thread(self._seat.link.receive))
+        return self._engine.version
+
+    async def update_by_handles(self, version: int, handles: Handles) -> int:
+        """The same, for weights that another process has on the same GPU."""
+        await self._engine.update_weights(version, opened(handles, self._device))
+        return self._engine.version
+
     async def check(self) -> None:
         """See `optional.Checked.check`."""
         await optional.check(self._engine)
@@ -79,6 +102,7 @@ class EngineWorker:
 
     async def close(self) -> None:
         """See `Engine.close`."""
+        self._seat.leave()
         await self._engine.close()
 
 
@@ -148,6 +172,11 @@ class RemoteEngine:
 
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Engine.update_weights`."""
+        if isinstance(tensors, HeldWeights):
+            confirmed = await tensors.deliver(version, Receiver(self.handle, self._facts.gpu))
+            if confirmed is not None:
+                self._version = confirmed
+                return
         if self._facts.machine and self._facts.machine == this_machine():
             await self._share_weights(version, tensors)
             return

@@ -26,6 +26,10 @@ class DevicesConfig(Section):
     """With `share`: where the optimizer's state is while its device generates: where it was, in the host's memory, or
     in a file that has no name ($TMPDIR says on which disk)."""
 
+    weights: Literal["auto", "direct", "host"] = "auto"
+    """How engines get new weights: from the first rank directly (NCCL between GPUs, handles of memory on the same GPU,
+    gloo between CPUs), or through hosts' memory and the controller; `auto` is `direct` between GPUs."""
+
     @model_validator(mode="before")
     @classmethod
     def _single_devices_are_text(cls, data: Any) -> Any:

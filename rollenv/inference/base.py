@@ -78,6 +78,11 @@ def made_before(error: BaseException | None) -> Completion | None:
     return None
 
 
+class LastingWeights(Mapping[str, "torch.Tensor"]):
+    """Weights that never change: who keeps them need not copy them. They may be elsewhere, and to look at them may take
+    a while: not on an event loop."""
+
+
 class Engine(Protocol):
     """What turns prompts into completions. All methods may be called from one event loop at the same time."""
 

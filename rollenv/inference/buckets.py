@@ -71,14 +71,15 @@ def packed(tensors: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> t
     return manifest, buffers
 
 
-def fill(manifest: Manifest, buffers: Sequence[Bytes], tensors: Mapping[str, Tensor]) -> None:
+def fill(manifest: Manifest, buffers: Sequence[Bytes | Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copies those of `tensors` that the manifest names to their places."""
     for name, target in unpacked(manifest, buffers).items():
         target.copy_(tensors[name])
 
 
-def unpacked(manifest: Manifest, buffers: Sequence[Bytes]) -> dict[str, Tensor]:
-    """The tensors, as views of the buffers: to be read, not written, when the buffers are somebody else's."""
+def unpacked(manifest: Manifest, buffers: Sequence[Bytes | Tensor]) -> dict[str, Tensor]:
+    """The tensors, as views of the buffers (arrays, or flat tensors of bytes on any device): to be read, not written,
+    when the buffers are somebody else's."""
     flat = [_flat(buffer) for buffer in buffers]
     return {place.name: _view(flat[place.bucket], place) for place in manifest}
 
@@ -90,11 +91,13 @@ def bucket_of(manifest: Manifest, bucket: int) -> Manifest:
 
 def _view(flat: Tensor, place: Place) -> Tensor:
     if not place.nbytes:  # nothing lies there, and torch cannot view nothing as another type
-        return torch.empty(place.shape, dtype=place.dtype)
+        return torch.empty(place.shape, dtype=place.dtype, device=flat.device)
     return flat[place.start : place.start + place.nbytes].view(place.dtype).view(place.shape)
 
 
-def _flat(buffer: Bytes) -> Tensor:
+def _flat(buffer: Bytes | Tensor) -> Tensor:
+    if isinstance(buffer, Tensor):
+        return buffer
     with warnings.catch_warnings():
         # torch knows no read-only tensors and warns of arrays that are. These are only copied from.
         warnings.filterwarnings("ignore", message=".*not writable")

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollenv.errors import did_you_mean
 from rollenv.inference import optional
-from rollenv.inference.base import Completion, Engine, EngineDead, EngineError, InvalidRequest, SamplingParams, fork
+from rollenv.inference.base import (
+    Completion,
+    Engine,
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    LastingWeights,
+    SamplingParams,
+    fork,
+)
 from rollenv.inference.replica import Replica
 from rollenv.inference.routing import Request, Router, RoutingStats
 
@@ -107,7 +116,7 @@ class LLMProxy:
             self._add(name, engine, token_budget)
             self._router.open(name)
         self._dead: dict[str, str] = {}
-        self._weights: dict[str, torch.Tensor] | None = None  # the present ones; None: no update has come through
+        self._weights: Mapping[str, torch.Tensor] | None = None  # the present ones; None: no update has come through
         self._jobs: dict[int, _Job] = {}
         self._background: set[asyncio.Task[Any]] = set()  # updates, joins and drains
         self._successions: set[asyncio.Task[None]] = set()
@@ -389,8 +398,7 @@ class LLMProxy:
                 self._give_up(replica, f"it refused the weights of version {version}: {refusal}")
             if not any(self._is_here(replica) for replica in replicas):
                 raise EngineDead(f"no replica is left that could take the weights of version {version}")
-            # A copy, because the caller's tensors may change as soon as this returns.
-            self._weights = (self._weights or {}) | await asyncio.to_thread(_copy, tensors, self._weights or {})
+            self._weights = await asyncio.to_thread(_kept, tensors, self._weights)
             self._version = version
 
     async def _give_weights(
@@ -556,9 +564,14 @@ async def _close(engine: Engine) -> None:
         await engine.close()
 
 
-def _copy(tensors: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies in host memory, in the place of old ones where there are any: new memory costs more than copying."""
-    return {name: _into(old.get(name), tensor.detach()) for name, tensor in tensors.items()}
+def _kept(tensors: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor] | None) -> Mapping[str, torch.Tensor]:
+    """`old` with `tensors` in it, as they are now: the caller's may change as soon as it has them back. They are copied
+    into host memory, in the place of old ones where there are any: new memory costs more than copying."""
+    if isinstance(tensors, LastingWeights):
+        return tensors
+    before = dict(old or {})
+    places = {} if isinstance(old, LastingWeights) else before
+    return before | {name: _into(places.get(name), tensor.detach()) for name, tensor in tensors.items()}
 
 
 def _into(place: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:

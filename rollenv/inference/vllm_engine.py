@@ -16,6 +16,7 @@ import contextlib
 import copy
 import itertools
 import os
+import pickle
 import tempfile
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from rollenv.inference.base import (
     note_made,
 )
 from rollenv.inference.buckets import BUCKET_BYTES, SharedBuffer, bucket_of, fill, layout
+from rollenv.inference.handles import handles_of
 from rollenv.inference.requests import check_ids, check_not_empty, check_sampling, check_tensors
 from rollenv.inference.vllm_worker import to_wire
 
@@ -356,7 +358,12 @@ class VLLMEngine:
             await self._go_on()
 
     async def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Sends the tensors through two shared buffers in turn: one is filled while the other is loaded."""
+        """Sends tensors that are on the engine's GPU as handles, others through two shared buffers in turn: one is filled
+        while the other is loaded."""
+        if all(tensor.is_cuda for tensor in tensors.values()):
+            handles = pickle.dumps(handles_of(tensors))
+            await self._llm.collective_rpc("rollenv_load_handles", args=(handles,))
+            return
         manifest, sizes = layout(tensors, BUCKET_BYTES)
         sent: asyncio.Future[Any] | None = None
         for i, size in enumerate(sizes):

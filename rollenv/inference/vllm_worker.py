@@ -6,13 +6,15 @@ vLLM mixes `WorkerExtension` into its own worker class; `rollenv.inference.vllm_
 from __future__ import annotations
 
 import os
+import pickle
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from rollenv.inference.buckets import Manifest, Place, SharedReader, unpacked
+from rollenv.inference.handles import opened
 
 Wire: TypeAlias = list[tuple[str, str, list[int], int]]
 """The manifest of one bucket in plain values: (name, type, shape, first byte) of each tensor."""
@@ -52,11 +54,17 @@ class WorkerExtension:
             wire: the tensors in it, in the names and shapes of the model's checkpoints.
             first, last: whether it is the first, or the last, bucket of its update.
         """
+        self._rollenv_load(unpacked(from_wire(wire), self._rollenv_reader(path).read([(path, size)])), first, last)
+
+    def rollenv_load_handles(self, handles: bytes) -> None:
+        """Loads a whole update out of another process's memory on the same GPU: pickled `Handles`."""
+        self._rollenv_load(opened(pickle.loads(handles), self.device), True, True)
+
+    def _rollenv_load(self, tensors: Mapping[str, torch.Tensor], first: bool, last: bool) -> None:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
         model = self.model_runner.get_model()
-        tensors = unpacked(from_wire(wire), self._rollenv_reader(path).read([(path, size)]))
         with torch.no_grad(), set_current_vllm_config(self.vllm_config):
             if first:
                 initialize_layerwise_reload(model)

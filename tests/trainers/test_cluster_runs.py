@@ -56,6 +56,7 @@ def train(
 
 MAPS = {
     "CPU": {},
+    "linked": {"devices": {"weights": "direct"}},
     "disjoint": {"devices": {"policy": "0", "rollout": "2-3"}},
     "colocated": {"devices": {"policy": "1", "rollout": "1", "share": True, "offload": "disk"}},
     "sharded": {"devices": {"policy": "1", "rollout": "1", "share": True, "offload": "disk"}, "strategy": "fsdp2"},
@@ -108,7 +109,8 @@ def _groups(folder: Path) -> list[dict[str, Any]]:
     return runs.read_groups(folder)
 
 
-def test_an_engine_that_is_killed_costs_no_step(model: Path, tmp_path: Path, ray_cluster: Any) -> None:
+@pytest.mark.parametrize("weights", ["host", "direct"])
+def test_an_engine_that_is_killed_costs_no_step(weights: str, model: Path, tmp_path: Path, ray_cluster: Any) -> None:
     def kill_later(run: TrainRun) -> None:
         async def kill() -> None:
             while run.step < 1:
@@ -118,7 +120,8 @@ def test_an_engine_that_is_killed_costs_no_step(model: Path, tmp_path: Path, ray
 
         run.killer = asyncio.ensure_future(kill())  # type: ignore[attr-defined]
 
-    c = on_ray(tmp_path, steps=6, rollout={"replicas": 2}, eval={"every": 0})
+    settings = {"rollout": {"replicas": 2}, "devices": {"weights": weights}, "eval": {"every": 0}}
+    c = on_ray(tmp_path, steps=6, **settings)
     run = train(c, model, ray_cluster, prepare=kill_later)
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(7))
     assert run.scheduler.ledger.balanced
@@ -151,3 +154,22 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_sentence_and_its_checkpoint_g
     train(c, model, ray_cluster, last)
     ours, theirs = runs.weights(tmp_path / "whole"), runs.weights(tmp_path / "broken")
     assert all(torch.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4) for name in ours)
+
+
+def test_a_rank_that_dies_while_engines_wait_for_its_weights_is_not_taken_for_dead_engines(
+    model: Path, tmp_path: Path, ray_cluster: Any
+) -> None:
+    def kill_later(run: TrainRun) -> None:
+        learner: Any = run.learner
+        weights = learner.weights
+
+        async def killed() -> Any:
+            if run.step == 1:
+                ray.kill(learner._group.handles[0]._actor)
+            return await weights()
+
+        learner.weights = killed
+
+    c = on_ray(tmp_path, devices={"weights": "direct"}, rollout={"replicas": 2}, eval={"every": 0})
+    with pytest.raises(LearnerDied, match=r"a training rank is gone: worker 'rank-0' died"):
+        train(c, model, ray_cluster, prepare=kill_later)

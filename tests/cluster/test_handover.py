@@ -1,0 +1,208 @@
+"""Weights go from ranks to engines directly, and whoever cannot be reached so gets the same bits another way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from cluster.conftest import InRuntime  # noqa: E402
+from cluster.test_engine import N, alone, engine_worker  # noqa: E402
+from inference.engines import build, play  # noqa: E402
+
+from rollenv.cluster.engine import RemoteEngine, start_engine  # noqa: E402
+from rollenv.cluster.handover import Handover, Kept  # noqa: E402
+from rollenv.cluster.links import Seat  # noqa: E402
+from rollenv.cluster.runtime import Runtime, WorkerSpec  # noqa: E402
+from rollenv.cluster.weights import Publisher, packed  # noqa: E402
+from rollenv.cluster.worker_group import WorkerGroup  # noqa: E402
+from rollenv.inference import EngineDead, InvalidRequest, LLMProxy  # noqa: E402
+
+
+def rank(state: dict[str, Any]) -> Any:
+    """What makes a training rank that has weights and nothing else."""
+
+    class Rank:
+        def __init__(self) -> None:
+            self._state, self._seat = state, Seat()
+            self._kept: tuple[int, Kept] | None = None
+            self.sent, self.packed = 0, 0
+
+        def change(self, state: dict[str, Any]) -> None:
+            self._state = state
+
+        def offer_link(self) -> str:
+            return self._seat.offer()
+
+        def sit_down(self, *where: Any) -> None:
+            self._seat.take(*where)
+
+        async def leave_link(self) -> None:
+            self._seat.leave()
+
+        def hand_over(self, issue: int, link: bool, handles: bool) -> None:
+            assert link
+            assert not handles
+            self.sent += 1
+            self._kept = issue, self._seat.link.send(self._state)
+
+        def kept_weights(self, issue: int) -> Kept:
+            if self._kept is None or self._kept[0] != issue:
+                self.packed += 1
+                self._kept = issue, packed(self._state)
+            return self._kept[1]
+
+        def counts(self) -> tuple[int, int]:
+            return self.sent, self.packed
+
+        def close(self) -> None:
+            self._seat.leave()
+
+    return Rank
+
+
+async def parts(runtime: Runtime, model: Any, n: int) -> tuple[WorkerGroup, Handover, list[RemoteEngine]]:
+    state = model.state_dict()
+    ranks = await WorkerGroup.start(runtime, [WorkerSpec("rank", rank(state))])
+    return ranks, Handover(ranks, ""), await engines(runtime, model, range(n))
+
+
+async def engines(runtime: Runtime, model: Any, names: Sequence[int]) -> list[RemoteEngine]:
+    publisher, make = Publisher(runtime.put), engine_worker(model.state_dict())
+    specs = [WorkerSpec(f"engine-{i}", make) for i in names]
+    return list(await asyncio.gather(*(start_engine(runtime, spec, publisher) for spec in specs)))
+
+
+async def played(proxy: LLMProxy) -> list[Any]:
+    return list(await asyncio.gather(*(play(proxy, i) for i in range(N))))
+
+
+def said(episodes: list[Any]) -> list[Any]:
+    """Episodes but for the versions that made them."""
+    return [[(one.ids, one.logprobs) for one in completions] for _, completions in episodes]
+
+
+async def released(proxy: LLMProxy) -> None:
+    for i in range(N):
+        await proxy.release(f"s{i}")
+
+
+def test_engines_get_each_version_over_the_link_once_for_all(in_runtime: InRuntime) -> None:
+    model, other = build(seed=0), build(seed=1)
+    expected = alone(model, other.state_dict())
+
+    async def test(runtime: Runtime) -> None:
+        ranks, handover, found = await parts(runtime, model, 2)
+        proxy = LLMProxy(found)
+        await proxy.update_weights(1, handover.issue())
+        await ranks.rank_zero("change", other.state_dict())
+        await proxy.update_weights(2, handover.issue())
+        assert proxy.version == 2
+        assert [engine.version for engine in found] == [2, 2]
+        assert await ranks.rank_zero("counts") == (2, 0)
+        assert said(await played(proxy)) == said(expected)
+        await proxy.close()
+        await ranks.stop()
+
+    in_runtime(test)
+
+
+def test_one_that_joins_later_gets_what_the_rank_kept_and_not_what_it_has_by_then(in_runtime: InRuntime) -> None:
+    model, other = build(seed=0), build(seed=1)
+    expected = alone(model, other.state_dict())
+
+    async def test(runtime: Runtime) -> None:
+        ranks, handover, found = await parts(runtime, model, 1)
+        proxy = LLMProxy(found)
+        await ranks.rank_zero("change", other.state_dict())
+        await proxy.update_weights(1, handover.issue())
+        await ranks.rank_zero("change", build(seed=2).state_dict())
+        (late,) = await engines(runtime, model, [7])
+        name = await proxy.join(late)
+        assert await ranks.rank_zero("counts") == (1, 0)
+        await proxy.drain(next(one for one in proxy.stats().replicas if one != name))
+        assert said(await played(proxy)) == said(expected)
+        await released(proxy)
+        await proxy.update_weights(2, handover.issue())
+        assert late.version == 2
+        assert await ranks.rank_zero("counts") == (2, 0)
+        await proxy.close()
+        await ranks.stop()
+
+    in_runtime(test)
+
+
+def test_an_engine_that_dies_leaves_the_others_with_the_new_weights(in_runtime: InRuntime) -> None:
+    model, other = build(seed=0), build(seed=1)
+    expected = alone(model, other.state_dict())
+
+    async def test(runtime: Runtime) -> None:
+        ranks, handover, found = await parts(runtime, model, 3)
+        proxy = LLMProxy(found)
+        await proxy.update_weights(1, handover.issue())
+        found[1].handle.kill()
+        await ranks.rank_zero("change", other.state_dict())
+        await proxy.update_weights(2, handover.issue())
+        assert [found[0].version, found[2].version] == [2, 2]
+        assert sorted(proxy.stats().replicas) == ["replica-0", "replica-2"]
+        assert said(await played(proxy)) == said(expected)
+        sent, _ = await ranks.rank_zero("counts")
+        await proxy.update_weights(3, handover.issue())  # over a link of those who are left
+        assert (await ranks.rank_zero("counts"))[0] == sent + 1
+        await proxy.close()
+        await ranks.stop()
+
+    in_runtime(test)
+
+
+def test_when_the_rank_is_gone_no_engine_says_that_it_has_what_it_has_not(in_runtime: InRuntime) -> None:
+    async def test(runtime: Runtime) -> None:
+        ranks, handover, found = await parts(runtime, build(), 2)
+        proxy = LLMProxy(found)
+        await proxy.update_weights(1, handover.issue())
+        ranks.kill()
+        with pytest.raises(EngineDead):
+            await proxy.update_weights(2, handover.issue())
+        assert [engine.version for engine in found] == [1, 1]
+        await proxy.close()
+
+    in_runtime(test)
+
+
+def test_a_refusal_is_heard_and_breaks_nothing(in_runtime: InRuntime) -> None:
+    model = build()
+
+    async def test(runtime: Runtime) -> None:
+        ranks, handover, (engine,) = await parts(runtime, model, 1)
+        await ranks.rank_zero("change", {"unknown": torch.ones(3)})
+        with pytest.raises(InvalidRequest, match="unknown"):
+            await engine.update_weights(1, handover.issue())
+        await ranks.rank_zero("change", model.state_dict())
+        await engine.update_weights(1, handover.issue())
+        assert engine.version == 1
+        assert await ranks.rank_zero("counts") == (2, 0)
+        await engine.close()
+        await ranks.stop()
+
+    in_runtime(test)
+
+
+def test_held_weights_can_be_read_from_any_thread_but_the_loops(in_runtime: InRuntime) -> None:
+    model = build()
+
+    async def test(runtime: Runtime) -> None:
+        ranks, handover, _ = await parts(runtime, model, 0)
+        held = handover.issue()
+        read = await asyncio.to_thread(dict, held)
+        assert threading.current_thread() is threading.main_thread()
+        assert read.keys() == model.state_dict().keys()
+        assert all(torch.equal(read[name], tensor) for name, tensor in model.state_dict().items())
+        await ranks.stop()
+
+    in_runtime(test)

@@ -1,0 +1,238 @@
+"""A learner on ranks: workers that each train their share of every batch, wherever they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rollenv.cluster.handover import Handover, Kept
+from rollenv.cluster.links import LinkBroken, Medium, Seat, own_address
+from rollenv.cluster.runtime import Runtime, WorkerDied
+from rollenv.cluster.weights import Manifest, packed, unpacked
+from rollenv.cluster.worker_group import WorkerGroup
+from rollenv.inference.chat import ChatFormat
+from rollenv.inference.handles import Handles, gpu_of, handles_of
+from rollenv.rollout.groups import Group
+from rollenv.trainers.device import choose_device
+from rollenv.trainers.learner import LearnerDied, Snapshot, TrainJob, weights_for_engines
+from rollenv.trainers.minibatch import Advantages
+from rollenv.trainers.plan import Plan, Planner, Shard, divided
+from rollenv.trainers.step import PolicyTrainer
+
+T = TypeVar("T")
+
+
+class TrainerRank:
+    """One rank, in a worker. The ranks meet in `join`, at the address that rank 0 names. `by_turns`: an engine has its
+    device, too."""
+
+    def __init__(self, job: TrainJob, rank: int, size: int, by_turns: bool = False) -> None:
+        self._job, self._rank, self._size, self._by_turns = job, rank, size, by_turns
+        self._trainer: PolicyTrainer | None = None
+        self._snapshot: Snapshot | None = None
+        self._writers: dist.ProcessGroup | None = None
+        self._seat = Seat()
+        self._kept: tuple[int, Kept] | None = None  # an issue of the weights
+        self._lent: Mapping[str, Tensor] = {}  # what engines on this GPU read
+
+    def address(self) -> str:
+        """`HOST:PORT` of this worker's machine, free a moment ago."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as free:
+            free.bind(("", 0))
+            return f"{own_address()}:{free.getsockname()[1]}"
+
+    def join(self, address: str) -> None:
+        """Meets the other ranks and makes the trainer."""
+        if self._size > 1 or self._job.config.strategy.kind == "fsdp2":
+            on_gpu = choose_device(self._job.config.device, self._job.config.threads) != "cpu"
+            # Figures and checkpoints go between hosts' memories, by gloo, whatever tensors do.
+            backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+            dist.init_process_group(backend, init_method=f"tcp://{address}", rank=self._rank, world_size=self._size)
+            self._writers = dist.new_group(backend="gloo")  # of their own: they write while the ranks train
+        self._trainer = self._job.trainer()
+
+    @property
+    def trainer(self) -> PolicyTrainer:
+        """Once it has joined."""
+        assert self._trainer is not None
+        return self._trainer
+
+    def shares(self) -> int:
+        """See `PolicyTrainer.shares`."""
+        return self.trainer.shares
+
+    def step(self, shard: Shard, plan: Plan) -> dict[str, float]:
+        """See `PolicyTrainer.step_on`."""
+        return self.trainer.step_on(plan, shard)
+
+    def advantages(self) -> Advantages:
+        """See `PolicyTrainer.advantages`."""
+        return self.trainer.advantages()
+
+    def weights(self) -> tuple[Manifest, list[Any]]:
+        """The weights, packed; those of the first rank are enough."""
+        return packed(weights_for_engines(self.trainer, self._job.config, self._rank))
+
+    # What a `Handover` asks for.
+
+    def gpu(self) -> str:
+        """See `gpu_of`."""
+        return gpu_of(self.trainer.policy.device)
+
+    def offer_link(self) -> str:
+        """See `Seat.offer`."""
+        return self._seat.offer()
+
+    def sit_down(self, address: str, number: int, size: int, medium: Medium) -> None:
+        """See `Seat.take`."""
+        self._seat.take(address, number, size, medium)
+
+    async def leave_link(self) -> None:
+        """See `Seat.leave`. A coroutine: this rank may be waiting at the link."""
+        self._seat.leave()
+
+    def hand_over(self, issue: int, link: bool, handles: bool) -> Handles | None:
+        """Sends the weights over the link, or makes handles of them, or both, and keeps a copy in the host's memory.
+        All ranks have to be asked together; only the first one has anything to do."""
+        tensors = weights_for_engines(self.trainer, self._job.config, self._rank)
+        try:
+            self._kept = issue, self._seat.link.send(tensors) if link and not self._rank else packed(tensors)
+        except LinkBroken:
+            self._kept = issue, packed(tensors)
+            raise
+        if self._rank or not handles:
+            return None
+        device = self.trainer.policy.device
+        self._lent = {name: tensor.to(device) for name, tensor in tensors.items()}
+        return handles_of(self._lent)
+
+    def let_go(self) -> None:
+        """Nobody reads this rank's memory any more."""
+        self._lent = {}
+
+    def kept_weights(self, issue: int) -> Kept:
+        """What `hand_over` kept; if it did not come to that, the weights as they are. All ranks have to be asked
+        together; what the first one says is enough."""
+        if self._kept is None or self._kept[0] != issue:
+            self._kept = issue, packed(weights_for_engines(self.trainer, self._job.config, self._rank))
+        return self._kept[1]
+
+    def snapshot(self) -> None:
+        """See `Learner.snapshot`."""
+        was_away = self.trainer.offloaded
+        self._snapshot = Snapshot.of(self.trainer, self._rank)
+        if was_away:
+            self.offload()
+
+    def offload(self) -> int:
+        """See `Learner.offload`."""
+        to = self._job.config.devices.offload
+        return self.trainer.offload(to) if self._by_turns and to != "none" else 0
+
+    async def write(self, folder: Path) -> None:
+        """See `Learner.write`. A coroutine: it runs beside what the rank computes."""
+        kept, self._snapshot = self._snapshot, None
+        assert kept is not None
+        await asyncio.to_thread(kept.write, folder, self._writers)
+
+    def slow_down(self, factor: float) -> float:
+        """See `Learner.slow_down`."""
+        self.trainer.lr_scale *= factor
+        return self.trainer.lr_scale
+
+    def close(self) -> None:
+        """Leaves the others."""
+        self._seat.leave()
+        self.trainer.close()
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):  # the others may be gone
+                dist.destroy_process_group()
+
+
+class RankedLearner:
+    """Trains on ranks. Made by `join`."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        runtime: Runtime,
+        chat: ChatFormat,
+        planner: Planner,
+        shares: int,
+        handover: Handover | None = None,
+    ) -> None:
+        self._group, self._runtime, self._chat = group, runtime, chat
+        self._planner, self._shares, self._handover = planner, shares, handover
+
+    @classmethod
+    async def join(cls, group: WorkerGroup, runtime: Runtime, chat: ChatFormat, job: TrainJob) -> RankedLearner:
+        """Lets the ranks (workers that are `TrainerRank`s) find each other."""
+        await group.broadcast("join", await group.rank_zero("address"))
+        planner = Planner(job.config.algo, job.config.optim, job.algos)
+        gpu, way = await group.rank_zero("gpu"), job.config.devices.weights
+        direct = way == "direct" or (way == "auto" and gpu)
+        handover = Handover(group, gpu) if direct else None
+        return cls(group, runtime, chat, planner, await group.rank_zero("shares"), handover)
+
+    @property
+    def chat(self) -> ChatFormat:
+        return self._chat
+
+    async def ensure_stays(self) -> None:
+        leaving = await self._runtime.leaving()
+        if names := [handle.name for handle in self._group.handles if handle.name in leaving]:
+            raise LearnerDied(f"training rank '{names[0]}' is on a machine that leaves; --resume goes on elsewhere")
+
+    async def step(self, groups: Sequence[Group]) -> dict[str, float]:
+        common, shards = await asyncio.to_thread(self._divided, groups)
+        figures: dict[str, float] = (await _alive(self._group.scatter("step", shards, common)))[0]
+        return figures
+
+    def _divided(self, groups: Sequence[Group]) -> tuple[Any, list[Shard]]:
+        """A reference to what all ranks need to know of a batch, and what only one of them does."""
+        n = len(self._group)
+        common, shards = divided(self._planner.plan(groups, self._shares, n), n)
+        return self._runtime.put(common), shards
+
+    async def advantages(self) -> Advantages:
+        found: Advantages = await _alive(self._group.rank_zero("advantages"))
+        return found
+
+    async def ensure_lives(self) -> None:
+        await _alive(self._group.broadcast("shares"))
+
+    async def weights(self) -> Mapping[str, Tensor]:
+        if self._handover is not None:
+            return self._handover.issue()
+        return unpacked(*(await _alive(self._group.broadcast("weights")))[0])
+
+    async def snapshot(self) -> None:
+        await _alive(self._group.broadcast("snapshot"))
+
+    async def write(self, folder: Path) -> None:
+        await _alive(self._group.broadcast("write", folder))
+
+    async def offload(self) -> int:
+        return sum(await _alive(self._group.broadcast("offload")))
+
+    async def slow_down(self, factor: float) -> float:
+        scale: float = (await _alive(self._group.broadcast("slow_down", factor)))[0]
+        return scale
+
+    async def close(self) -> None:
+        await self._group.stop()
+
+
+async def _alive(call: Awaitable[T]) -> T:
+    """Awaits a call of ranks. One that died is the end of all: the others wait for it."""
+    try:
+        return await call
+    except WorkerDied as error:
+        raise LearnerDied(f"a training rank is gone: {error}; --resume goes on from the last checkpoint") from error
