@@ -358,8 +358,8 @@ class VLLMEngine:
             await self._go_on()
 
     async def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Sends tensors that are on the engine's GPU as handles, others through two shared buffers in turn: one is filled
-        while the other is loaded."""
+        """Sends tensors that are on the engine's GPU as handles, others through two shared buffers in turn: one is
+        filled while the other is loaded."""
         if all(tensor.is_cuda for tensor in tensors.values()):
             handles = pickle.dumps(handles_of(tensors))
             await self._llm.collective_rpc("rollenv_load_handles", args=(handles,))
