@@ -7,6 +7,9 @@ computed once, and their gradient is the sum of what comes from all that follows
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # a torch that was built without it
+    varlen_attn = None
 
 ATTENTION = "rollenv_training"
 """The name under which the block-diagonal attention is registered with transformers."""
@@ -37,6 +45,21 @@ class Bucket:
 
 
 @dataclass(slots=True)
+class Ragged:
+    """The whole row in one call of an attention that takes sequences of any length, without padding.
+
+    Queries are the row's tokens as they lie. `key_K` are, segment after segment, the places of all its tokens, shared
+    ones too; segment i has queries `queries_N[i]` to `queries_N[i + 1]` and keys `keys_N[i]` to `keys_N[i + 1]`.
+    """
+
+    key_K: Tensor
+    queries_N: Tensor
+    keys_N: Tensor
+    most_queries: int
+    most_keys: int
+
+
+@dataclass(slots=True)
 class PackedRow:
     """S segments in one row of T tokens. A beginning that several segments share is in the row once.
 
@@ -44,15 +67,17 @@ class PackedRow:
         ids_T, positions_T: token ids, and each token's place in its segment.
         paths: per segment, the places of its tokens in the row.
         buckets: how attention goes over them.
+        ragged: how it does where the device has a kernel for that; None on a CPU.
     """
 
     ids_T: Tensor
     positions_T: Tensor
     paths: list[list[int]]
     buckets: list[Bucket]
+    ragged: Ragged | None = None
 
     def padding(self) -> tuple[int, int]:
-        """Queries that attention computes, and how many of them are padding. (No other layer has any.)"""
+        """Queries that attention over buckets computes, and how many of them are padding. (No other layer has any.)"""
         slots = sum(bucket.query_bQ.numel() for bucket in self.buckets)
         return slots, slots - self.ids_T.numel()
 
@@ -83,7 +108,8 @@ def pack(segments: Sequence[Sequence[int]], device: torch.device | str = "cpu", 
         _bucket_of([paths[i] for i in members], [owned[i] for i in members], device)
         for members in _by_length(rest, sizes, 2 * slack)
     ]
-    return PackedRow(torch.tensor(ids, device=device), torch.tensor(positions, device=device), paths, buckets)
+    ragged = ragged_of(paths, owned, device) if torch.device(device).type == "cuda" else None
+    return PackedRow(torch.tensor(ids, device=device), torch.tensor(positions, device=device), paths, buckets, ragged)
 
 
 def share(segments: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
@@ -128,6 +154,15 @@ def _bucket_of(paths: Sequence[list[int]], owned: Sequence[int], device: torch.d
     )
 
 
+def ragged_of(paths: Sequence[list[int]], owned: Sequence[int], device: torch.device | str) -> Ragged:
+    """Segments (all of a row) by their paths, and how many of their first tokens are others' to compute."""
+    own = [(path, len(path) - first) for path, first in zip(paths, owned, strict=True) if len(path) > first]
+    queries, keys = [n for _, n in own], [len(path) for path, _ in own]
+    ends = [torch.tensor([0, *itertools.accumulate(ns)], dtype=torch.int32, device=device) for ns in (queries, keys)]
+    key_K = torch.tensor([place for path, _ in own for place in path], dtype=torch.long, device=device)
+    return Ragged(key_K, *ends, max(queries, default=0), max(keys, default=0))
+
+
 def _by_length(members: Sequence[int], sizes: Sequence[tuple[int, int]], slack: float) -> list[list[int]]:
     """`members` grouped by similar (queries, keys), the longest first."""
     groups: list[list[int]] = []
@@ -155,6 +190,8 @@ def packed_attention(
     if packed is None:
         raise ValueError("packed attention needs the PackedRow: call the model with packed=...")
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
+    if packed.ragged is not None and not dropout and has_flash(query):
+        return flash(query_THD, key_TKD, value_TKD, packed.ragged, scaling)[None], None
     grouped = query.shape[1] != key.shape[1]
     parts, places = [], []
     for bucket in packed.buckets:
@@ -174,6 +211,36 @@ def packed_attention(
     inverse_T = torch.empty(out_THD.shape[0], dtype=torch.long, device=out_THD.device)
     inverse_T[torch.cat(places)] = torch.arange(out_THD.shape[0], device=out_THD.device)
     return out_THD[inverse_T][None], None
+
+
+def has_flash(query: Tensor) -> bool:
+    """Whether `flash` can be called with such queries: on a GPU, in half precision, where torch has the kernel."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and half and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256 and _torch_has_varlen()
+
+
+@functools.cache
+def _torch_has_varlen() -> bool:
+    return varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def flash(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, ragged: Ragged, scale: float | None) -> Tensor:
+    """Causal attention within each segment, where the last query of a segment is its last key, [T, H, D]: Dao et al.,
+    FlashAttention-2 (arXiv 2307.08691), as torch has it."""
+    assert varlen_attn is not None
+    made_THD: Tensor = varlen_attn(
+        query_THD.contiguous(),
+        key_TKD[ragged.key_K],
+        value_TKD[ragged.key_K],
+        ragged.queries_N,
+        ragged.keys_N,
+        ragged.most_queries,
+        ragged.most_keys,
+        scale=scale,
+        window_size=(-1, 0),
+        enable_gqa=query_THD.shape[1] != key_TKD.shape[1],
+    )
+    return made_THD
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)

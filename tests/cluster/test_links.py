@@ -149,9 +149,8 @@ def words(tensors: Any) -> Any:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_are_linked_by_nccl() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there is one GPU")
     seats = [Seat(), Seat()]
     address = seats[0].offer()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 import toys  # noqa: E402
 
+from rollenv.trainers import packing  # noqa: E402
 from rollenv.trainers.packing import ATTENTION, pack, packed_attention, split_by_tokens  # noqa: E402
 from rollenv.trainers.policy import Policy  # noqa: E402
 
@@ -62,7 +64,7 @@ def segments_of(lengths: list[int], seed: int) -> list[list[int]]:
 
 
 def packed_logprobs(policy: Policy, segments: list[list[int]], temperature: float) -> Any:
-    row = pack(segments)
+    row = packing.pack(segments)
     rows = [place for path in row.paths for place in path[:-1]]
     targets = [token for segment in segments for token in segment[1:]]
     places = torch.tensor(rows, dtype=torch.long), torch.tensor(targets, dtype=torch.long)
@@ -107,6 +109,75 @@ def test_packed_gradients_equal_each_segment_alone(family: str) -> None:
     for name, gradient in gradients[0].items():
         scale = float(gradients[1][name].abs().max())
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-3, atol=1e-5 * max(1.0, scale), msg=name)
+
+
+def plain_varlen(
+    query: Any, key: Any, value: Any, queries: Any, keys: Any, most_queries: int, most_keys: int, **options: Any
+) -> Any:
+    """What `torch.nn.attention.varlen` says that its kernel computes, one sequence after the other."""
+    assert options["window_size"] == (-1, 0), "causal"
+    parts = []
+    for (q, q_end), (k, k_end) in zip(
+        itertools.pairwise(queries.tolist()), itertools.pairwise(keys.tolist()), strict=True
+    ):
+        assert q_end - q <= most_queries
+        assert k_end - k <= most_keys
+        rows, columns = torch.arange(q_end - q)[:, None], torch.arange(k_end - k)[None]
+        seen = columns <= rows + (k_end - k) - (q_end - q)
+        heads = (x.transpose(0, 1)[None] for x in (query[q:q_end], key[k:k_end], value[k:k_end]))
+        made = torch.nn.functional.scaled_dot_product_attention(
+            *heads, attn_mask=seen, scale=options["scale"], enable_gqa=options["enable_gqa"]
+        )
+        parts.append(made[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+@PATIENT
+@given(lengths=LENGTHS, seed=st.integers(0, 1000))
+def test_one_ragged_call_is_all_buckets(family: str, lengths: list[int], seed: int) -> None:
+    policy, _, _ = models(family)
+    segments = segments_of(lengths, seed)
+    by_buckets = packed_logprobs(policy, segments, 1.0)
+    weights = torch.randn(by_buckets.shape, generator=torch.Generator().manual_seed(1))
+    gradients = []
+    with pytest.MonkeyPatch.context() as patch:
+        for way in ("buckets", "ragged"):
+            if way == "ragged":
+                patch.setattr(packing, "varlen_attn", plain_varlen)
+                patch.setattr(packing, "has_flash", lambda query: True)
+                patch.setattr(packing, "pack", ragged_pack)
+            logprobs = packed_logprobs(policy, segments, 1.0)
+            torch.testing.assert_close(logprobs, by_buckets, rtol=1e-4, atol=1e-5)
+            policy.model.zero_grad()
+            (weights * logprobs).sum().backward()
+            gradients.append([p.grad.clone() for p in policy.model.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * max(1.0, float(theirs.abs().max())))
+
+
+def ragged_pack(segments: Any, *args: Any) -> Any:
+    row = pack(segments, *args)
+    row.ragged = packing.ragged_of(row.paths, packing.share(segments)[1], "cpu")
+    row.buckets = []
+    return row
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_torchs_kernel_computes_what_it_says() -> None:
+    segments = segments_of([31, 2, 70, 30, 1, 9, 55], seed=4)
+    here, there = pack(segments), pack(segments, "cuda")
+    assert there.ragged is not None
+    draw = torch.Generator().manual_seed(3)
+    plain = [torch.randn(len(here.ids_T), heads, 32, generator=draw) for heads in (4, 2, 2)]
+    inputs = [x.cuda().bfloat16().requires_grad_() for x in plain]
+    made = packing.flash(*inputs, there.ragged, None)
+    rows = [x.bfloat16().float().transpose(0, 1)[None] for x in plain]
+    expected = packed_attention(torch.nn.Identity(), *rows, None, packed=here)[0][0]
+    torch.testing.assert_close(made.float().cpu(), expected, rtol=2e-2, atol=2e-2)
+    made.float().sum().backward()
+    assert all(x.grad is not None and bool(x.grad.isfinite().all()) for x in inputs)
 
 
 def test_a_segment_cannot_see_its_neighbours() -> None:
