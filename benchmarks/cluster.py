@@ -3,8 +3,8 @@
 - overhead: the default WebShop job for some steps, on the local runtime and on Ray, in turn: seconds, and seconds of
   processors (of all processes of the run: what counts on a machine that others use, too).
 - sync: weights of some hundred megabytes to an engine of this process, to one of another process of this machine (in
-  shared memory) and to one as if it were elsewhere (Ray's object store), GB per second; the seed policy's to two
-  engines in other processes, milliseconds.
+  shared memory), to one as if it were elsewhere (Ray's object store), and to one from a rank directly (gloo), GB per
+  second; the seed policy's to two engines in other processes, milliseconds.
 - scaling: episodes whose environments take twice as long as generation, with 1, 4 and 16 simulated engines in processes
   of their own and as many episodes for each; episodes per second for each engine, against those with one engine.
 
@@ -30,9 +30,11 @@ import slow_shop
 import torch
 
 from rollenv.cluster.engine import EngineWorker, RemoteEngine, start_engine
+from rollenv.cluster.handover import Giver, Handover
 from rollenv.cluster.ray_runtime import RayRuntime
 from rollenv.cluster.runtime import Runtime, WorkerSpec
 from rollenv.cluster.weights import Publisher, packed, unpacked
+from rollenv.cluster.worker_group import WorkerGroup
 from rollenv.config import TrainConfig, load_config
 from rollenv.config.cluster import RayConfig
 from rollenv.inference import LLMProxy, SamplingParams, ScriptedEngine
@@ -110,6 +112,20 @@ class Copying(ScriptedEngine):
         await super().update_weights(version, {})
 
 
+class Holding(Giver):
+    """A rank that has such weights and does not train them."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        super().__init__(0)
+        self._weights = {name: torch.randn(shape) for name, shape in shapes.items()}
+
+    def present_weights(self) -> dict[str, torch.Tensor]:
+        return self._weights
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+
 def seed_engine() -> EngineWorker:
     model, tokenizer = load_model(slow_shop.SEED_POLICY)
     config: TrainConfig = load_config(TrainConfig, "webshop", None, [])
@@ -125,11 +141,14 @@ async def sync(ray: RayRuntime) -> dict[str, float]:
     # The same worker, as it would be on another machine.
     facts = replace(await shared.handle.call("facts"), machine="")
     by_reference = RemoteEngine(shared.handle, facts, Publisher(ray.put))
+    ranks = await WorkerGroup.start(ray, [WorkerSpec("rank", partial(Holding, shapes))])
+    handover = Handover(ranks, "")
     # In one process an engine gets the tensors themselves, as `LocalLearner` hands them over.
     ways = {
         "in process": partial(_directly, Copying(shapes)),
         "between processes of a machine": shared.update_weights,
         "through the object store": by_reference.update_weights,
+        "from a rank directly": lambda version, weights: shared.update_weights(version, handover.issue()),
         "packing alone": _pack,
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -140,6 +159,7 @@ async def sync(ray: RayRuntime) -> dict[str, float]:
     for name, rate in figures.items():
         print(f"weights {name}: {rate:.2f} GB/s, {1 / rate:.2f} s per GB (median of {REPEATS}, {gigabytes:.2f} GB)")
     await shared.close()
+    await ranks.stop()
     figures["seed_policy_ms"] = await seed_policy(ray)
     return figures
 

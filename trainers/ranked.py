@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollenv.cluster.handover import Handover, Kept
-from rollenv.cluster.links import LinkBroken, Medium, Seat, own_address
+from rollenv.cluster.handover import Giver, Handover
+from rollenv.cluster.links import own_address
 from rollenv.cluster.runtime import Runtime, WorkerDied
 from rollenv.cluster.weights import Manifest, packed, unpacked
 from rollenv.cluster.worker_group import WorkerGroup
 from rollenv.inference.chat import ChatFormat
-from rollenv.inference.handles import Handles, gpu_of, handles_of
 from rollenv.rollout.groups import Group
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.learner import LearnerDied, Snapshot, TrainJob, weights_for_engines
@@ -29,18 +29,16 @@ from rollenv.trainers.step import PolicyTrainer
 T = TypeVar("T")
 
 
-class TrainerRank:
+class TrainerRank(Giver):
     """One rank, in a worker. The ranks meet in `join`, at the address that rank 0 names. `by_turns`: an engine has its
     device, too."""
 
     def __init__(self, job: TrainJob, rank: int, size: int, by_turns: bool = False) -> None:
+        super().__init__(rank)
         self._job, self._rank, self._size, self._by_turns = job, rank, size, by_turns
         self._trainer: PolicyTrainer | None = None
         self._snapshot: Snapshot | None = None
         self._writers: dist.ProcessGroup | None = None
-        self._seat = Seat()
-        self._kept: tuple[int, Kept] | None = None  # an issue of the weights
-        self._lent: Mapping[str, Tensor] = {}  # what engines on this GPU read
 
     def address(self) -> str:
         """`HOST:PORT` of this worker's machine, free a moment ago."""
@@ -78,51 +76,13 @@ class TrainerRank:
 
     def weights(self) -> tuple[Manifest, list[Any]]:
         """The weights, packed; those of the first rank are enough."""
-        return packed(weights_for_engines(self.trainer, self._job.config, self._rank))
+        return packed(self.present_weights())
 
-    # What a `Handover` asks for.
+    def present_weights(self) -> Mapping[str, Tensor]:
+        return weights_for_engines(self.trainer, self._job.config, self._rank)
 
-    def gpu(self) -> str:
-        """See `gpu_of`."""
-        return gpu_of(self.trainer.policy.device)
-
-    def offer_link(self) -> str:
-        """See `Seat.offer`."""
-        return self._seat.offer()
-
-    def sit_down(self, address: str, number: int, size: int, medium: Medium) -> None:
-        """See `Seat.take`."""
-        self._seat.take(address, number, size, medium)
-
-    async def leave_link(self) -> None:
-        """See `Seat.leave`. A coroutine: this rank may be waiting at the link."""
-        self._seat.leave()
-
-    def hand_over(self, issue: int, link: bool, handles: bool) -> Handles | None:
-        """Sends the weights over the link, or makes handles of them, or both, and keeps a copy in the host's memory.
-        All ranks have to be asked together; only the first one has anything to do."""
-        tensors = weights_for_engines(self.trainer, self._job.config, self._rank)
-        try:
-            self._kept = issue, self._seat.link.send(tensors) if link and not self._rank else packed(tensors)
-        except LinkBroken:
-            self._kept = issue, packed(tensors)
-            raise
-        if self._rank or not handles:
-            return None
-        device = self.trainer.policy.device
-        self._lent = {name: tensor.to(device) for name, tensor in tensors.items()}
-        return handles_of(self._lent)
-
-    def let_go(self) -> None:
-        """Nobody reads this rank's memory any more."""
-        self._lent = {}
-
-    def kept_weights(self, issue: int) -> Kept:
-        """What `hand_over` kept; if it did not come to that, the weights as they are. All ranks have to be asked
-        together; what the first one says is enough."""
-        if self._kept is None or self._kept[0] != issue:
-            self._kept = issue, packed(weights_for_engines(self.trainer, self._job.config, self._rank))
-        return self._kept[1]
+    def device(self) -> torch.device:
+        return self.trainer.policy.device
 
     def snapshot(self) -> None:
         """See `Learner.snapshot`."""
@@ -149,7 +109,7 @@ class TrainerRank:
 
     def close(self) -> None:
         """Leaves the others."""
-        self._seat.leave()
+        super().close()
         self.trainer.close()
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # the others may be gone

@@ -12,17 +12,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
-from rollenv.cluster.links import Medium
+from rollenv.cluster.links import LinkBroken, Medium, Seat
 from rollenv.cluster.runtime import Handle
-from rollenv.cluster.weights import Manifest, unpacked
+from rollenv.cluster.weights import Manifest, packed, unpacked
 from rollenv.cluster.worker_group import WorkerGroup
 from rollenv.inference.base import InvalidRequest, LastingWeights
+from rollenv.inference.handles import Handles, gpu_of, handles_of
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,72 @@ Kept: TypeAlias = tuple[Manifest, Sequence[Any]]
 """Weights, packed, in a host's memory."""
 ABORT_SECONDS = 10.0
 """How long a worker may take to leave a broken link."""
+
+
+class Giver(ABC):
+    """The ranks' side: a worker that is one of them. All have to be asked for weights together, as each may have a
+    part of them; only the first one has anything to do.
+
+    Args:
+        rank: 0 gives.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._first = rank == 0
+        self._seat = Seat()
+        self._kept: tuple[int, Kept] | None = None  # an issue of the weights
+        self._lent: Mapping[str, Tensor] = {}  # what engines on this GPU read
+
+    @abstractmethod
+    def present_weights(self) -> Mapping[str, Tensor]:
+        """The weights as they are now, on any device; empty on all ranks but the first."""
+
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+
+    def gpu(self) -> str:
+        """See `gpu_of`."""
+        return gpu_of(self.device())
+
+    def offer_link(self) -> str:
+        """See `Seat.offer`."""
+        return self._seat.offer()
+
+    def sit_down(self, address: str, number: int, size: int, medium: Medium) -> None:
+        """See `Seat.take`."""
+        self._seat.take(address, number, size, medium)
+
+    async def leave_link(self) -> None:
+        """See `Seat.leave`. A coroutine: this rank may be waiting at the link."""
+        self._seat.leave()
+
+    def hand_over(self, issue: int, link: bool, handles: bool) -> Handles | None:
+        """Sends the weights over the link, or makes handles of them, or both, and keeps a copy in the host's memory."""
+        tensors = self.present_weights()
+        try:
+            self._kept = issue, self._seat.link.send(tensors) if link and self._first else packed(tensors)
+        except LinkBroken:
+            self._kept = issue, packed(tensors)
+            raise
+        if not handles or not self._first:
+            return None
+        self._lent = {name: tensor.to(self.device()) for name, tensor in tensors.items()}
+        return handles_of(self._lent)
+
+    def let_go(self) -> None:
+        """Nobody reads this rank's memory any more."""
+        self._lent = {}
+
+    def kept_weights(self, issue: int) -> Kept:
+        """What `hand_over` kept; if it did not come to that, the weights as they are."""
+        if self._kept is None or self._kept[0] != issue:
+            self._kept = issue, packed(self.present_weights())
+        return self._kept[1]
+
+    def close(self) -> None:
+        """Leaves the link."""
+        self._seat.leave()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +113,8 @@ class Handover:
     """Hands versions over. For one event loop.
 
     Args:
-        ranks: they answer `offer_link`, `sit_down`, `hand_over`, `let_go`, `kept_weights` and `leave_link`; the worker
-            of each engine `sit_down`, `update_over_link`, `update_by_handles` and `leave_link`.
+        ranks: workers that are `Giver`s. The worker of each engine answers `sit_down`, `update_over_link`,
+            `update_by_handles` and `leave_link`.
         gpu: name of the first rank's GPU; empty: it is on a CPU.
     """
 

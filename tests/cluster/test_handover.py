@@ -17,10 +17,9 @@ from cluster.test_engine import N, alone, engine_worker  # noqa: E402
 from inference.engines import build, play  # noqa: E402
 
 from rollenv.cluster.engine import RemoteEngine, start_engine  # noqa: E402
-from rollenv.cluster.handover import Handover, Kept  # noqa: E402
-from rollenv.cluster.links import Seat  # noqa: E402
+from rollenv.cluster.handover import Giver, Handover  # noqa: E402
 from rollenv.cluster.runtime import Runtime, WorkerSpec  # noqa: E402
-from rollenv.cluster.weights import Publisher, packed  # noqa: E402
+from rollenv.cluster.weights import Publisher  # noqa: E402
 from rollenv.cluster.worker_group import WorkerGroup  # noqa: E402
 from rollenv.inference import EngineDead, InvalidRequest, LLMProxy  # noqa: E402
 
@@ -28,41 +27,29 @@ from rollenv.inference import EngineDead, InvalidRequest, LLMProxy  # noqa: E402
 def rank(state: dict[str, Any]) -> Any:
     """What makes a training rank that has weights and nothing else."""
 
-    class Rank:
+    class Rank(Giver):
         def __init__(self) -> None:
-            self._state, self._seat = state, Seat()
-            self._kept: tuple[int, Kept] | None = None
-            self.sent, self.packed = 0, 0
+            super().__init__(0)
+            self.sent = self.asked = 0
+            self.state = state
+
+        def present_weights(self) -> Any:
+            self.asked += 1
+            return self.state
+
+        def device(self) -> Any:
+            return torch.device("cpu")
 
         def change(self, state: dict[str, Any]) -> None:
-            self._state = state
+            self.state = state
 
-        def offer_link(self) -> str:
-            return self._seat.offer()
-
-        def sit_down(self, *where: Any) -> None:
-            self._seat.take(*where)
-
-        async def leave_link(self) -> None:
-            self._seat.leave()
-
-        def hand_over(self, issue: int, link: bool, handles: bool) -> None:
-            assert link
-            assert not handles
+        def hand_over(self, issue: int, link: bool, handles: bool) -> Any:
             self.sent += 1
-            self._kept = issue, self._seat.link.send(self._state)
-
-        def kept_weights(self, issue: int) -> Kept:
-            if self._kept is None or self._kept[0] != issue:
-                self.packed += 1
-                self._kept = issue, packed(self._state)
-            return self._kept[1]
+            return super().hand_over(issue, link, handles)
 
         def counts(self) -> tuple[int, int]:
-            return self.sent, self.packed
-
-        def close(self) -> None:
-            self._seat.leave()
+            """How often it gave, and how often somebody wanted weights that it had not kept."""
+            return self.sent, self.asked - self.sent
 
     return Rank
 
