@@ -24,6 +24,8 @@ try:
 except ImportError:  # a torch that was built without it
     varlen_attn = None
 
+MOST_SIZE = 192
+"""Of a head: up to there the kernel goes backwards on every GPU that has it."""
 ATTENTION = "rollenv_training"
 """The name under which the block-diagonal attention is registered with transformers."""
 
@@ -190,8 +192,8 @@ def packed_attention(
     if packed is None:
         raise ValueError("packed attention needs the PackedRow: call the model with packed=...")
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
-    if packed.ragged is not None and not dropout and has_flash(query):
-        return flash(query_THD, key_TKD, value_TKD, packed.ragged, scaling)[None], None
+    if packed.ragged is not None and not dropout and has_flash(query, _arithmetic(query)):
+        return flash(query_THD, key_TKD, value_TKD, packed.ragged, _arithmetic(query), scaling)[None], None
     grouped = query.shape[1] != key.shape[1]
     parts, places = [], []
     for bucket in packed.buckets:
@@ -213,10 +215,18 @@ def packed_attention(
     return out_THD[inverse_T][None], None
 
 
-def has_flash(query: Tensor) -> bool:
-    """Whether `flash` can be called with such queries: on a GPU, in half precision, where torch has the kernel."""
-    half = query.dtype in (torch.bfloat16, torch.float16)
-    return query.is_cuda and half and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256 and _torch_has_varlen()
+def _arithmetic(query: Tensor) -> torch.dtype:
+    """What attention computes in: under autocast, rotated queries come in fp32 all the same."""
+    device = query.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+
+
+def has_flash(query: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `flash` can compute in that type, with such queries: on a GPU that has the kernel, in half precision."""
+    if not query.is_cuda or dtype not in (torch.bfloat16, torch.float16) or not _torch_has_varlen():
+        return False
+    size = query.shape[-1]
+    return size % 8 == 0 and size <= MOST_SIZE and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 @functools.cache
@@ -224,14 +234,16 @@ def _torch_has_varlen() -> bool:
     return varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
-def flash(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, ragged: Ragged, scale: float | None) -> Tensor:
-    """Causal attention within each segment, where the last query of a segment is its last key, [T, H, D]: Dao et al.,
-    FlashAttention-2 (arXiv 2307.08691), as torch has it."""
+def flash(
+    query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, ragged: Ragged, dtype: torch.dtype, scale: float | None
+) -> Tensor:
+    """Causal attention within each segment, where the last query of a segment is its last key, [T, H, D]: Dao,
+    FlashAttention-2 (arXiv 2307.08691), as torch has it. Gradients of shared tokens are summed in their own type."""
     assert varlen_attn is not None
     made_THD: Tensor = varlen_attn(
-        query_THD.contiguous(),
-        key_TKD[ragged.key_K],
-        value_TKD[ragged.key_K],
+        query_THD.to(dtype).contiguous(),
+        key_TKD[ragged.key_K].to(dtype),
+        value_TKD[ragged.key_K].to(dtype),
         ragged.queries_N,
         ragged.keys_N,
         ragged.most_queries,

@@ -72,7 +72,8 @@ class EngineWorker:
 
     async def sit_down(self, address: str, number: int, size: int, medium: Medium) -> None:
         """See `Seat.take`."""
-        await asyncio.to_thread(self._seat.take, address, number, size, medium)
+        device = self._device if medium == "cuda" else torch.device("cpu")
+        await asyncio.to_thread(self._seat.take, address, number, size, device)
 
     async def leave_link(self) -> None:
         """See `Seat.leave`."""
@@ -81,11 +82,13 @@ class EngineWorker:
     async def update_over_link(self, version: int) -> int:
         """The same, for weights that come over the link."""
         await self._engine.update_weights(version, await asyncio.to_thread(self._seat.link.receive))
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # the engine's own process may be another one
         return self._engine.version
 
     async def update_by_handles(self, version: int, handles: Handles) -> int:
         """The same, for weights that another process has on the same GPU."""
-        await self._engine.update_weights(version, opened(handles, self._device))
+        await self._engine.update_weights(version, opened(handles))
         return self._engine.version
 
     async def check(self) -> None:

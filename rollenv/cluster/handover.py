@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rollenv.cluster.links import LinkBroken, Medium, Seat
+from rollenv.cluster.links import Medium, Seat
 from rollenv.cluster.runtime import Handle
 from rollenv.cluster.weights import Manifest, packed, unpacked
 from rollenv.cluster.worker_group import WorkerGroup
@@ -31,8 +31,10 @@ log = logging.getLogger(__name__)
 
 Kept: TypeAlias = tuple[Manifest, Sequence[Any]]
 """Weights, packed, in a host's memory."""
-ABORT_SECONDS = 10.0
-"""How long a worker may take to leave a broken link."""
+Answer: TypeAlias = "asyncio.Future[int | None]"
+"""An engine's: its version; None: it was not reached."""
+PART_SECONDS = 30.0
+"""How long workers may take to leave a broken link, and to end what they were doing there."""
 
 
 class Giver(ABC):
@@ -46,7 +48,8 @@ class Giver(ABC):
     def __init__(self, rank: int) -> None:
         self._first = rank == 0
         self._seat = Seat()
-        self._kept: tuple[int, Kept] | None = None  # an issue of the weights
+        self._gathered: tuple[int, Mapping[str, Tensor]] | None = None  # an issue of the weights, as they are now
+        self._kept: tuple[int, Kept] | None = None  # an issue that may be asked for until the next one
         self._lent: Mapping[str, Tensor] = {}  # what engines on this GPU read
 
     @abstractmethod
@@ -67,34 +70,48 @@ class Giver(ABC):
 
     def sit_down(self, address: str, number: int, size: int, medium: Medium) -> None:
         """See `Seat.take`."""
-        self._seat.take(address, number, size, medium)
+        self._seat.take(address, number, size, self.device() if medium == "cuda" else torch.device("cpu"))
 
     async def leave_link(self) -> None:
         """See `Seat.leave`. A coroutine: this rank may be waiting at the link."""
         self._seat.leave()
 
+    def gather_weights(self, issue: int) -> None:
+        """Puts the weights together, where ranks have shards: all of them have to. What follows the first one does."""
+        self._gathered = issue, self.present_weights()
+
     def hand_over(self, issue: int, link: bool, handles: bool) -> Handles | None:
-        """Sends the weights over the link, or makes handles of them, or both, and keeps a copy in the host's memory."""
-        tensors = self.present_weights()
+        """Sends an issue over the link, or makes handles of it, or both, and keeps a copy in the host's memory."""
+        tensors = self._weights_of(issue)
         try:
-            self._kept = issue, self._seat.link.send(tensors) if link and self._first else packed(tensors)
-        except LinkBroken:
+            self._kept = issue, self._seat.link.send(tensors) if link else packed(tensors)
+        except BaseException:
             self._kept = issue, packed(tensors)
             raise
-        if not handles or not self._first:
+        finally:
+            self._gathered = None
+        if not handles:
             return None
-        self._lent = {name: tensor.to(self.device()) for name, tensor in tensors.items()}
+        # Copies: memory that is lent can be given back to the device, as a parameter's cannot while it is trained.
+        self._lent = {name: tensor.to(self.device(), copy=True) for name, tensor in tensors.items()}
         return handles_of(self._lent)
 
     def let_go(self) -> None:
-        """Nobody reads this rank's memory any more."""
+        """Nobody reads what was lent any more."""
         self._lent = {}
+        if self.device().type == "cuda":
+            torch.cuda.empty_cache()
 
     def kept_weights(self, issue: int) -> Kept:
         """What `hand_over` kept; if it did not come to that, the weights as they are."""
         if self._kept is None or self._kept[0] != issue:
-            self._kept = issue, packed(self.present_weights())
+            self._kept, self._gathered = (issue, packed(self._weights_of(issue))), None
         return self._kept[1]
+
+    def _weights_of(self, issue: int) -> Mapping[str, Tensor]:
+        if self._gathered is None or self._gathered[0] != issue:
+            raise ValueError(f"issue {issue} of the weights was not put together")
+        return self._gathered[1]
 
     def close(self) -> None:
         """Leaves the link."""
@@ -121,7 +138,8 @@ class Handover:
     def __init__(self, ranks: WorkerGroup, gpu: str) -> None:
         self._ranks, self._gpu = ranks, gpu
         self._numbers = itertools.count(1)
-        self._members: list[Handle] = []  # of the present link, but for the first rank
+        self._gathering: tuple[int, asyncio.Future[Any]] | None = None
+        self._members: list[Receiver] = []  # of the present link, but for the first rank
 
     def issue(self) -> HeldWeights:
         """The ranks' present weights. They have to be handed over, or asked for, before the ranks change them."""
@@ -131,73 +149,94 @@ class Handover:
         """Whether there is a direct way: from a GPU only to others."""
         return bool(receiver.gpu) or not self._gpu
 
-    async def deliver(self, number: int, version: int, receivers: Sequence[Receiver]) -> dict[Handle, int | Exception]:
-        """Hands an issue over to some engines. What each then says: the version that it has, or its refusal; those that
-        were not reached are not in it."""
-        near = [one.handle for one in receivers if one.gpu and one.gpu == self._gpu]
-        far = [one.handle for one in receivers if one.handle not in near]
-        said: dict[Handle, int | Exception] = {}
+    async def deliver(self, number: int, version: int, answers: Mapping[Receiver, Answer]) -> None:
+        """Hands an issue over to some engines. Each answer comes as soon as its engine has said it: the version that it
+        has, or its refusal; None for those that were not reached."""
+        near = [one for one in answers if one.gpu and one.gpu == self._gpu]
+        far = [one for one in answers if one not in near]
         try:
+            await self._gathered(number)
             if far != self._members:
                 await self._meet(far)
-            handing = self._ranks.broadcast("hand_over", number, bool(far), bool(near))
-            updates = [self._updated(one, said, "update_over_link", version) for one in far]
-            handles = (await self._together(far, handing, *updates))[0][0]
-            if near:
-                await asyncio.gather(*(self._updated(one, said, "update_by_handles", version, handles) for one in near))
-                await self._ranks.rank_zero("let_go")
+            updates = (self._updated(one, answers[one], "update_over_link", version) for one in far)
+            near_answers = {one: answers[one] for one in near}
+            await self._together(far, self._give(number, version, bool(far), near_answers), *updates)
         except Exception as error:
             log.warning("weights go through hosts' memory this time: %s: %s", type(error).__name__, error)
             await self._part(far)
-        return said
+        finally:
+            for answer in answers.values():
+                if not answer.done():
+                    answer.set_result(None)
 
     async def kept(self, number: int) -> Kept:
         """An issue as the first rank keeps it, for those that are not reached directly."""
-        kept: Kept = (await self._ranks.broadcast("kept_weights", number))[0]
+        await self._gathered(number)
+        kept: Kept = await self._ranks.rank_zero("kept_weights", number)
         return kept
 
-    async def _meet(self, far: Sequence[Handle]) -> None:
+    async def _gathered(self, number: int) -> None:
+        """Lets the ranks put an issue together, once."""
+        if self._gathering is None or self._gathering[0] != number:
+            self._gathering = number, asyncio.ensure_future(self._ranks.broadcast("gather_weights", number))
+        await asyncio.shield(self._gathering[1])
+
+    async def _meet(self, far: list[Receiver]) -> None:
         """Makes the link anew, for these engines."""
-        self._members = []
+        self._members = far
         if not far:
             return
         address = await self._ranks.rank_zero("offer_link")
-        size, medium = len(far) + 1, self._medium
+        where = len(far) + 1, "cuda" if self._gpu else "cpu"
         await self._together(
             far,
-            self._ranks.rank_zero("sit_down", address, 0, size, medium),
-            *(one.call("sit_down", address, i, size, medium) for i, one in enumerate(far, 1)),
+            self._ranks.rank_zero("sit_down", address, 0, *where),
+            *(one.handle.call("sit_down", address, i, *where) for i, one in enumerate(far, 1)),
         )
-        self._members = list(far)
 
-    @property
-    def _medium(self) -> Medium:
-        return "cuda" if self._gpu else "cpu"
+    async def _give(self, number: int, version: int, link: bool, near: Mapping[Receiver, Answer]) -> None:
+        """The first rank's part of a delivery, and that of engines on its own GPU."""
+        handles = await self._ranks.rank_zero("hand_over", number, link, bool(near))
+        if near:
+            try:
+                updates = (
+                    self._updated(one, said, "update_by_handles", version, handles) for one, said in near.items()
+                )
+                await asyncio.gather(*updates)
+            finally:
+                await self._ranks.rank_zero("let_go")
 
-    async def _updated(self, handle: Handle, said: dict[Handle, Any], method: str, *args: Any) -> None:
+    async def _updated(self, receiver: Receiver, answer: Answer, method: str, *args: Any) -> None:
         try:
-            said[handle] = await handle.call(method, *args)
+            version = await receiver.handle.call(method, *args)
         except InvalidRequest as refusal:  # it heard all of it
-            said[handle] = refusal
+            if not answer.done():
+                answer.set_exception(refusal)
+        else:
+            if not answer.done():
+                answer.set_result(version)
 
-    async def _together(self, far: Sequence[Handle], *calls: Awaitable[Any]) -> list[Any]:
+    async def _together(self, far: list[Receiver], *calls: Awaitable[Any]) -> None:
         """Awaits calls that wait for each other, and raises the first error. When one fails the link is left by all, so
         that none waits for ever."""
         tasks = [asyncio.ensure_future(call) for call in calls]
         _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         if waiting:
             await self._part(far)
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for one in ended:
-            if isinstance(one, BaseException):
-                raise one
-        return ended
+            await asyncio.wait(waiting, timeout=PART_SECONDS)
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
 
-    async def _part(self, far: Sequence[Handle]) -> None:
-        """Lets all leave the link; those that are gone have."""
+    async def _part(self, far: list[Receiver]) -> None:
+        """Lets all leave their link, unless there is another one by now; those that are gone have."""
+        if self._members is not far:
+            return
         self._members = []
-        calls = [handle.call("leave_link") for handle in (self._ranks.handles[0], *far)]
-        await asyncio.gather(*(asyncio.wait_for(call, ABORT_SECONDS) for call in calls), return_exceptions=True)
+        calls = [handle.call("leave_link") for handle in (self._ranks.handles[0], *(one.handle for one in far))]
+        await asyncio.gather(*(asyncio.wait_for(call, PART_SECONDS) for call in calls), return_exceptions=True)
 
 
 class HeldWeights(LastingWeights):
@@ -207,8 +246,8 @@ class HeldWeights(LastingWeights):
     def __init__(self, handover: Handover, number: int) -> None:
         self._handover, self._number = handover, number
         self._loop = asyncio.get_running_loop()
-        self._asked: list[Receiver] = []
-        self._delivery: asyncio.Future[dict[Handle, int | Exception]] | None = None
+        self._asked: dict[Receiver, Answer] = {}
+        self._delivery: asyncio.Task[None] | None = None
         self._begun = False
         self._fetched: dict[str, Tensor] | None = None
 
@@ -220,18 +259,16 @@ class HeldWeights(LastingWeights):
         """
         if self._begun or not self._handover.reaches(receiver):
             return None
-        self._asked.append(receiver)
+        answer: Answer = self._loop.create_future()
+        self._asked[receiver] = answer
         if self._delivery is None:
             self._delivery = asyncio.ensure_future(self._deliver(version))
-        said = (await asyncio.shield(self._delivery)).get(receiver.handle)
-        if isinstance(said, Exception):
-            raise said
-        return said
+        return await asyncio.shield(answer)
 
-    async def _deliver(self, version: int) -> dict[Handle, int | Exception]:
+    async def _deliver(self, version: int) -> None:
         await asyncio.sleep(0)  # the others ask now
         self._begun = True
-        return await self._handover.deliver(self._number, version, self._asked)
+        await self._handover.deliver(self._number, version, self._asked)
 
     def _tensors(self) -> dict[str, Tensor]:
         if self._fetched is None:

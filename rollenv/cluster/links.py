@@ -9,6 +9,7 @@ Invariant: who receives has every tensor of the sender, bit for bit, or an error
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import socket
 import threading
@@ -32,6 +33,7 @@ LINK_SECONDS = 120.0
 """How long the others may take, to meet or to go on."""
 LOOK_SECONDS = 0.005
 """How often somebody who waits looks whether the others have come."""
+_NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 UNDER_WAY = 2
 """Buckets that are sent at a time: one is filled while the one before it travels."""
 
@@ -47,18 +49,19 @@ class Link:
         store: where the members meet.
         seat: 0 sends, all others receive.
         size: how many members there are.
+        device: where weights arrive, or come from: GPUs at every seat, or CPUs.
 
     Raises:
         LinkBroken: not all came within `seconds`.
     """
 
-    def __init__(self, store: Any, seat: int, size: int, medium: Medium = "cpu", seconds: float = LINK_SECONDS) -> None:
-        self._device = torch.device("cpu" if medium == "cpu" else f"cuda:{torch.cuda.current_device()}")
-        self._broken = False
+    def __init__(self, store: Any, seat: int, size: int, device: torch.device, seconds: float = LINK_SECONDS) -> None:
+        self._device, self._broken = device, False
         try:
-            self._group: Any = _process_group(store, seat, size, medium, timedelta(seconds=seconds))
+            self._group: Any = _process_group(store, seat, size, device, timedelta(seconds=seconds))
         except RuntimeError as error:
             raise LinkBroken(f"not all of {size} members came: {_first_line(error)}") from error
+        self._await(self._begin(torch.zeros(1, device=device)))  # NCCL connects with the first call
 
     def send(self, tensors: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> tuple[Manifest, list[Bytes]]:
         """Sends tensors of any device to all others; returns a copy of them in this host's memory.
@@ -159,7 +162,7 @@ class Seat:
         store = self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return f"{own_address()}:{store.port}"
 
-    def take(self, address: str, number: int, size: int, medium: Medium, seconds: float = LINK_SECONDS) -> None:
+    def take(self, address: str, number: int, size: int, device: torch.device, seconds: float = LINK_SECONDS) -> None:
         """Sits down at the link whose members meet at `address`.
 
         Raises:
@@ -174,7 +177,7 @@ class Seat:
             self._meet(store, number, size, seconds)
         except RuntimeError as error:
             raise LinkBroken(f"nobody to meet at {address}: {_first_line(error)}") from error
-        self._store, self._link = store, Link(store, number, size, medium, seconds)
+        self._store, self._link = store, Link(store, number, size, device, seconds)
 
     def _meet(self, store: Any, number: int, size: int, seconds: float) -> None:
         """Waits until all are there; unlike a process group that is made, this can be ended from here."""
@@ -218,12 +221,18 @@ def own_address() -> str:
             return "127.0.0.1"
 
 
-def _process_group(store: Any, seat: int, size: int, medium: Medium, timeout: timedelta) -> Any:
-    if medium == "cpu":
+def _process_group(store: Any, seat: int, size: int, device: torch.device, timeout: timedelta) -> Any:
+    if device.type == "cpu":
         return dist.ProcessGroupGloo(store, seat, size, timeout)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, seat, size, options)
+    # By default whoever's peer is gone is ended as well; a link may break. The group reads this when it is made.
+    before = os.environ.get(_NCCL_ERRORS)
+    os.environ[_NCCL_ERRORS] = "0"
+    try:
+        return dist.ProcessGroupNCCL(store, seat, size, options)
+    finally:
+        os.environ.pop(_NCCL_ERRORS) if before is None else os.environ.__setitem__(_NCCL_ERRORS, before)
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-Handles: TypeAlias = list[tuple[str, tuple[Any, ...]]]
-"""Name and what `rebuild_cuda_tensor` needs, of each tensor; picklable."""
+Handles: TypeAlias = tuple[str, list[tuple[str, tuple[Any, ...]]]]
+"""A GPU's name; name and what `rebuild_cuda_tensor` needs, of each tensor. Picklable."""
 
 _DEVICE = 6
 """Which of these is the number that the sender gives to the device."""
@@ -26,24 +26,28 @@ def gpu_of(device: torch.device | str) -> str:
 
 
 def handles_of(tensors: Mapping[str, Tensor]) -> Handles:
-    """Handles of tensors on a GPU."""
-    torch.cuda.synchronize()  # whoever opens them knows nothing of what is still being computed here
-    return [(name, _handle(tensor)) for name, tensor in tensors.items()]
+    """Handles of tensors on one GPU, in memory of this process's own: torch passes no handles on."""
+    device = next(iter(tensors.values())).device
+    torch.cuda.synchronize(device)  # whoever opens them knows nothing of what is still being computed here
+    return gpu_of(device), [(name, _handle(tensor)) for name, tensor in tensors.items()]
+
+
+def opened(handles: Handles) -> dict[str, Tensor]:
+    """The tensors, as this process sees them.
+
+    Raises:
+        RuntimeError: it does not see their GPU.
+    """
+    gpu, parts = handles
+    seen = [index for index in range(torch.cuda.device_count()) if gpu_of(f"cuda:{index}") == gpu]
+    if not seen:
+        raise RuntimeError(f"this process does not see the GPU {gpu}")
+    return {name: _opened(list(each), seen[0]) for name, each in parts}
 
 
 def _handle(tensor: Tensor) -> tuple[Any, ...]:
     _, parts = reduce_tensor(tensor.detach())  # type: ignore[no-untyped-call]
     return tuple(parts)
-
-
-def opened(handles: Handles, device: torch.device) -> dict[str, Tensor]:
-    """The tensors, as this process sees them.
-
-    Args:
-        device: the same GPU, by the number that it has here.
-    """
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return {name: _opened(list(parts), index) for name, parts in handles}
 
 
 def _opened(parts: list[Any], index: int) -> Tensor:

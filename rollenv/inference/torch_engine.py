@@ -616,3 +616,5 @@ class TorchEngine:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 self._targets[name].copy_(tensor)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # whose the tensors are may change them now

@@ -23,7 +23,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -39,12 +39,14 @@ from rollenv.inference.base import (
     StaleKV,
     note_made,
 )
-from rollenv.inference.buckets import BUCKET_BYTES, SharedBuffer, bucket_of, fill, layout
+from rollenv.inference.buckets import BUCKET_BYTES, Manifest, SharedBuffer, bucket_of, fill, layout
 from rollenv.inference.handles import handles_of
 from rollenv.inference.requests import check_ids, check_not_empty, check_sampling, check_tensors
 from rollenv.inference.vllm_worker import to_wire
 
 T = TypeVar("T")
+Put: TypeAlias = tuple[str, tuple[Any, ...]]
+"""The worker's method that loads a bucket, and where it finds it."""
 
 SEED_MASK = (1 << 63) - 1
 """vLLM takes seeds of 63 bits (and -1 for none)."""
@@ -173,6 +175,7 @@ class VLLMEngine:
         self._changing = asyncio.Lock()
         self._llm: Any = None
         self._buffers = SharedBuffer(), SharedBuffer()
+        self._flats: dict[int, torch.Tensor] = {}  # what stands for them on a GPU, during an update
         # The process watches the reading end of this pipe: nobody writes, and it ends when nobody could any more.
         self._watched = os.pipe2(os.O_CLOEXEC)
         self._folder = tempfile.TemporaryDirectory(prefix="rollenv-vllm-")
@@ -358,23 +361,31 @@ class VLLMEngine:
             await self._go_on()
 
     async def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Sends tensors that are on the engine's GPU as handles, others through two shared buffers in turn: one is
-        filled while the other is loaded."""
-        if all(tensor.is_cuda for tensor in tensors.values()):
-            handles = pickle.dumps(handles_of(tensors))
-            await self._llm.collective_rpc("rollenv_load_handles", args=(handles,))
-            return
+        """Sends the tensors through two buffers in turn: one is filled while the other is loaded."""
         manifest, sizes = layout(tensors, BUCKET_BYTES)
+        put = self._put_on_gpu if all(tensor.is_cuda for tensor in tensors.values()) else self._put_in_memory
         sent: asyncio.Future[Any] | None = None
         for i, size in enumerate(sizes):
-            part, buffer = bucket_of(manifest, i), self._buffers[i % 2]
-            await asyncio.to_thread(fill, part, [buffer.sized(size)], tensors)
+            part = bucket_of(manifest, i)
+            method, where = await asyncio.to_thread(put, i % 2, size, part, tensors)
             if sent is not None:
                 await sent
-            arguments = (buffer.path, size, to_wire(part), i == 0, i == len(sizes) - 1)
-            sent = asyncio.ensure_future(self._llm.collective_rpc("rollenv_load", args=arguments))
+            arguments = (*where, to_wire(part), i == 0, i == len(sizes) - 1)
+            sent = asyncio.ensure_future(self._llm.collective_rpc(method, args=arguments))
         assert sent is not None
         await sent
+        self._flats.clear()
+
+    def _put_in_memory(self, turn: int, size: int, part: Manifest, tensors: Mapping[str, torch.Tensor]) -> Put:
+        buffer = self._buffers[turn]
+        fill(part, [buffer.sized(size)], tensors)
+        return "rollenv_load", (buffer.path, size)
+
+    def _put_on_gpu(self, turn: int, size: int, part: Manifest, tensors: Mapping[str, torch.Tensor]) -> Put:
+        # A copy, as torch passes on no handles of what another process owns.
+        flat = self._flats[turn] = torch.empty(size, dtype=torch.uint8, device=tensors[part[0].name].device)
+        fill(part, [flat], tensors)
+        return "rollenv_load_handles", (pickle.dumps(handles_of({"bucket": flat})),)
 
     # -- sleep ---------------------------------------------------------------------------------------------------------
 

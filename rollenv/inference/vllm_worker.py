@@ -56,9 +56,10 @@ class WorkerExtension:
         """
         self._rollenv_load(unpacked(from_wire(wire), self._rollenv_reader(path).read([(path, size)])), first, last)
 
-    def rollenv_load_handles(self, handles: bytes) -> None:
-        """Loads a whole update out of another process's memory on the same GPU: pickled `Handles`."""
-        self._rollenv_load(opened(pickle.loads(handles), self.device), True, True)
+    def rollenv_load_handles(self, handles: bytes, wire: Wire, first: bool, last: bool) -> None:
+        """The same, out of another process's memory on a GPU: pickled `Handles` of the bucket, a flat tensor."""
+        (bucket,) = opened(pickle.loads(handles)).values()
+        self._rollenv_load(unpacked(from_wire(wire), [bucket]), first, last)
 
     def _rollenv_load(self, tensors: Mapping[str, torch.Tensor], first: bool, last: bool) -> None:
         from vllm.config import set_current_vllm_config

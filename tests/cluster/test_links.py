@@ -21,6 +21,7 @@ from rollenv.cluster.links import Link, LinkBroken, Seat  # noqa: E402
 from rollenv.inference.buckets import unpacked  # noqa: E402
 
 SECONDS = 60.0
+CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 SHAPES = st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 9), max_size=3)), max_size=6)
 
@@ -43,7 +44,7 @@ def seated(n: int) -> list[Seat]:
     """So many seats at one link, the sender's first."""
     seats = [Seat() for _ in range(n)]
     address = seats[0].offer()
-    for taken in [beside(seat.take, address, i, n, "cpu", SECONDS) for i, seat in enumerate(seats)]:
+    for taken in [beside(seat.take, address, i, n, CPU, SECONDS) for i, seat in enumerate(seats)]:
         taken.result(SECONDS)
     return seats
 
@@ -96,9 +97,10 @@ def send_often(link: Link, times: int) -> None:
 
 DIES = """
 import sys
+import torch
 from rollenv.cluster.links import Seat
 seat = Seat()
-seat.take(sys.argv[1], 1, 3, "cpu", 60.0)
+seat.take(sys.argv[1], 1, 3, torch.device("cpu"), 60.0)
 print("here", flush=True)
 sys.stdin.readline()
 """
@@ -107,7 +109,7 @@ sys.stdin.readline()
 def test_a_process_that_is_killed_breaks_it_and_the_others_meet_again() -> None:
     seats = [Seat(), Seat()]
     address = seats[0].offer()
-    taken = [beside(seats[0].take, address, 0, 3, "cpu", SECONDS), beside(seats[1].take, address, 2, 3, "cpu", SECONDS)]
+    taken = [beside(seats[0].take, address, 0, 3, CPU, SECONDS), beside(seats[1].take, address, 2, 3, CPU, SECONDS)]
     other = subprocess.Popen([sys.executable, "-c", DIES, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout is not None
     assert other.stdout.readline() == b"here\n"
@@ -122,7 +124,7 @@ def test_a_process_that_is_killed_breaks_it_and_the_others_meet_again() -> None:
     seats[1].leave()
     assert waiting.exception(SECONDS) is None or isinstance(waiting.exception(), LinkBroken)
     address = seats[0].offer()
-    for one in [beside(seat.take, address, i, 2, "cpu", SECONDS) for i, seat in enumerate(seats)]:
+    for one in [beside(seat.take, address, i, 2, CPU, SECONDS) for i, seat in enumerate(seats)]:
         one.result(SECONDS)
     heard = beside(seats[1].link.receive)
     seats[0].link.send({"w": torch.arange(5)})
@@ -133,15 +135,15 @@ def test_nobody_waits_for_ever_for_those_who_do_not_come() -> None:
     seat = Seat()
     address = seat.offer()
     with pytest.raises(LinkBroken, match="not all of 2 members came"):
-        seat.take(address, 0, 2, "cpu", 0.1)
+        seat.take(address, 0, 2, CPU, 0.1)
     address = seat.offer()
-    alone = beside(seat.take, address, 0, 2, "cpu", SECONDS)
+    alone = beside(seat.take, address, 0, 2, CPU, SECONDS)
     time.sleep(0.1)
     seat.leave()
     with pytest.raises(LinkBroken):
         alone.result(SECONDS)
     with pytest.raises(LinkBroken, match="nobody to meet"):
-        Seat().take("127.0.0.1:1", 1, 2, "cpu", 0.5)
+        Seat().take("127.0.0.1:1", 1, 2, CPU, 0.5)
 
 
 def words(tensors: Any) -> Any:
@@ -154,11 +156,7 @@ def test_two_gpus_are_linked_by_nccl() -> None:
     seats = [Seat(), Seat()]
     address = seats[0].offer()
 
-    def take(i: int) -> None:
-        torch.cuda.set_device(i)
-        seats[i].take(address, i, 2, "cuda", SECONDS)
-
-    for one in [beside(take, i) for i in range(2)]:
+    for one in [beside(seats[i].take, address, i, 2, torch.device(f"cuda:{i}"), SECONDS) for i in range(2)]:
         one.result(SECONDS)
     tensors = {"w": torch.randn(1 << 22, device="cuda:0"), "v": torch.ones(3, dtype=torch.bfloat16)}
     heard = beside(seats[1].link.receive)

@@ -14,7 +14,7 @@ from rollenv.inference.handles import gpu_of, handles_of, opened  # noqa: E402
 
 def read(handles: Any, answers: Any, done: Any) -> None:
     """In the other process."""
-    tensors = opened(handles, torch.device("cuda"))
+    tensors = opened(handles)
     answers.put(({name: tensor.float().cpu().tolist() for name, tensor in tensors.items()}, gpu_of("cuda")))
     del tensors
     done.wait()

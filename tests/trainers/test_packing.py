@@ -145,7 +145,7 @@ def test_one_ragged_call_is_all_buckets(family: str, lengths: list[int], seed: i
         for way in ("buckets", "ragged"):
             if way == "ragged":
                 patch.setattr(packing, "varlen_attn", plain_varlen)
-                patch.setattr(packing, "has_flash", lambda query: True)
+                patch.setattr(packing, "has_flash", lambda query, dtype: True)
                 patch.setattr(packing, "pack", ragged_pack)
             logprobs = packed_logprobs(policy, segments, 1.0)
             torch.testing.assert_close(logprobs, by_buckets, rtol=1e-4, atol=1e-5)
@@ -172,7 +172,7 @@ def test_torchs_kernel_computes_what_it_says() -> None:
     draw = torch.Generator().manual_seed(3)
     plain = [torch.randn(len(here.ids_T), heads, 32, generator=draw) for heads in (4, 2, 2)]
     inputs = [x.cuda().bfloat16().requires_grad_() for x in plain]
-    made = packing.flash(*inputs, there.ragged, None)
+    made = packing.flash(*inputs, there.ragged, torch.bfloat16, None)
     rows = [x.bfloat16().float().transpose(0, 1)[None] for x in plain]
     expected = packed_attention(torch.nn.Identity(), *rows, None, packed=here)[0][0]
     torch.testing.assert_close(made.float().cpu(), expected, rtol=2e-2, atol=2e-2)
