@@ -16,12 +16,12 @@ from cluster.conftest import InRuntime  # noqa: E402
 from cluster.test_engine import N, alone, engine_worker  # noqa: E402
 from inference.engines import build, play  # noqa: E402
 
-from rollenv.cluster.engine import RemoteEngine, start_engine  # noqa: E402
+from rollenv.cluster.engine import EngineWorker, RemoteEngine, start_engine  # noqa: E402
 from rollenv.cluster.handover import Giver, Handover  # noqa: E402
 from rollenv.cluster.runtime import Runtime, WorkerSpec  # noqa: E402
 from rollenv.cluster.weights import Publisher  # noqa: E402
 from rollenv.cluster.worker_group import WorkerGroup  # noqa: E402
-from rollenv.inference import EngineDead, InvalidRequest, LLMProxy  # noqa: E402
+from rollenv.inference import EngineDead, InvalidRequest, LLMProxy, ScriptedEngine  # noqa: E402
 
 
 def rank(state: dict[str, Any]) -> Any:
@@ -143,6 +143,33 @@ def test_an_engine_that_dies_leaves_the_others_with_the_new_weights(in_runtime: 
         await proxy.update_weights(3, handover.issue())  # over a link of those who are left
         assert (await ranks.rank_zero("counts"))[0] == sent + 1
         await proxy.close()
+        await ranks.stop()
+
+    in_runtime(test)
+
+
+def test_an_engine_that_hangs_holds_up_no_other(in_runtime: InRuntime) -> None:
+    def hanging() -> Any:
+        class Hangs(ScriptedEngine):
+            async def update_weights(self, version: int, tensors: Any) -> None:
+                await asyncio.Event().wait()
+
+        return EngineWorker(lambda: Hangs(lambda prompt, sampling: [0]))
+
+    async def test(runtime: Runtime) -> None:
+        ranks, handover, (engine,) = await parts(runtime, build(), 1)
+        hung = await start_engine(runtime, WorkerSpec("hangs", hanging), Publisher(runtime.put))
+        held = handover.issue()
+        waiting = asyncio.ensure_future(hung.update_weights(1, held))
+        await engine.update_weights(1, held)
+        assert engine.version == 1
+        assert not waiting.done()
+        hung.handle.kill()
+        with pytest.raises(EngineDead):
+            await waiting
+        await engine.update_weights(2, handover.issue())
+        assert engine.version == 2
+        await engine.close()
         await ranks.stop()
 
     in_runtime(test)
