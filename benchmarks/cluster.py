@@ -116,7 +116,7 @@ class Holding(Giver):
     """A rank that has such weights and does not train them."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        super().__init__(0)
+        super().__init__()
         self._weights = {name: torch.randn(shape) for name, shape in shapes.items()}
 
     def present_weights(self) -> dict[str, torch.Tensor]:

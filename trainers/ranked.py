@@ -34,7 +34,7 @@ class TrainerRank(Giver):
     device, too."""
 
     def __init__(self, job: TrainJob, rank: int, size: int, by_turns: bool = False) -> None:
-        super().__init__(rank)
+        super().__init__()
         self._job, self._rank, self._size, self._by_turns = job, rank, size, by_turns
         self._trainer: PolicyTrainer | None = None
         self._snapshot: Snapshot | None = None

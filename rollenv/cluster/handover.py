@@ -39,14 +39,9 @@ PART_SECONDS = 30.0
 
 class Giver(ABC):
     """The ranks' side: a worker that is one of them. All have to be asked for weights together, as each may have a
-    part of them; only the first one has anything to do.
+    part of them; only the first one has anything to do with what follows."""
 
-    Args:
-        rank: 0 gives.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self._first = rank == 0
+    def __init__(self) -> None:
         self._seat = Seat()
         self._gathered: tuple[int, Mapping[str, Tensor]] | None = None  # an issue of the weights, as they are now
         self._kept: tuple[int, Kept] | None = None  # an issue that may be asked for until the next one

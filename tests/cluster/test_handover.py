@@ -29,7 +29,7 @@ def rank(state: dict[str, Any]) -> Any:
 
     class Rank(Giver):
         def __init__(self) -> None:
-            super().__init__(0)
+            super().__init__()
             self.sent = self.asked = 0
             self.state = state
 
