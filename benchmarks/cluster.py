@@ -48,7 +48,7 @@ from rollenv.trainers.world import algorithms
 REPEATS = 5
 SYNC_MIB = 512
 TURNS, TOKENS, TOKEN_SECONDS, ENV_SECONDS = 5, 10, 0.1, 2.0
-CAPACITY, PER_ENGINE, ROUNDS = 8, 24, 2
+CAPACITY, PER_ENGINE, ROUNDS = 8, 24, 5
 """Completions that a simulated engine works on at a time; episodes in flight for each engine; how often that many."""
 
 
