@@ -64,11 +64,19 @@ class Harness:
         Args:
             arguments: what it is made with otherwise; what they let the program reach stays.
             port: where the model is.
+
+        Raises:
+            RollenvError: they bound an agent of the environment's own.
         """
+        bounds = {"command_timeout": self.seconds, "max_steps": OUR_STEPS, "max_tokens": None, "max_seconds": None}
+        if taken := [name for name in bounds if name in arguments]:
+            raise RollenvError(
+                f"{', '.join(taken)}: this bounds agents of the environment's own; a program in the sandbox is bounded "
+                "by agent.seconds: leave it out"
+            )
         given = arguments.get("network") or ()
         network = [*([given] if isinstance(given, str) else given), f"localhost:{port}"]
-        bounds = {"max_steps": OUR_STEPS, "max_tokens": None, "max_seconds": None}
-        return {**arguments, "network": network, "command_timeout": self.seconds, **bounds}
+        return {**arguments, "network": network, **bounds}
 
     def patience(self, rollout: RolloutConfig) -> RolloutConfig:
         """How episodes are played, with time for a program in one step."""

@@ -276,6 +276,11 @@ def test_what_a_program_may_reach_already_stays(given: Any) -> None:
     assert Harness("x").environment({}, 8002)["network"] == ["localhost:8002"]
 
 
+def test_bounds_that_would_not_hold_are_refused() -> None:
+    with pytest.raises(RollenvError, match=r"max_steps, max_seconds: .*agent\.seconds"):
+        Harness("x").environment({"max_seconds": 60, "max_steps": 3, "sandbox": "docker"}, 8002)
+
+
 def test_files_that_belong_into_an_image(tmp_path: Path) -> None:
     import os
 
