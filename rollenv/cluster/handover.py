@@ -151,7 +151,9 @@ class Handover:
         far = [one for one in answers if one not in near]
         try:
             await self._gathered(number)
-            if far != self._members:
+            if far == self._members:
+                far = self._members  # the link of these: `_part` knows it by its list
+            else:
                 await self._meet(far)
             updates = (self._updated(one, answers[one], "update_over_link", version) for one in far)
             near_answers = {one: answers[one] for one in near}

@@ -148,6 +148,26 @@ def test_an_engine_that_dies_leaves_the_others_with_the_new_weights(in_runtime: 
     in_runtime(test)
 
 
+def test_a_link_that_breaks_is_made_anew_for_the_next_version(
+    in_runtime: InRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(runtime: Runtime) -> None:
+        ranks, handover, found = await parts(runtime, build(), 2)
+        proxy = LLMProxy(found)
+        for version in range(1, 5):
+            if version == 3:  # over a link that has carried two versions
+                await found[0].handle.call("leave_link")
+            await proxy.update_weights(version, handover.issue())
+            assert [engine.version for engine in found] == [version] * 2
+            broken = [record for record in caplog.records if "hosts' memory" in record.getMessage()]
+            assert len(broken) == (version >= 3)
+        assert await ranks.rank_zero("counts") == (4, 0)
+        await proxy.close()
+        await ranks.stop()
+
+    in_runtime(test)
+
+
 def test_an_engine_that_hangs_holds_up_no_other(in_runtime: InRuntime) -> None:
     def hanging() -> Any:
         class Hangs(ScriptedEngine):
