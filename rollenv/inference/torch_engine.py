@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,7 +28,6 @@ from rollenv.inference.base import (
     Completion,
     EngineDead,
     EngineError,
-    FinishReason,
     InvalidRequest,
     SamplingParams,
     StaleKV,
@@ -36,22 +35,16 @@ from rollenv.inference.base import (
 )
 from rollenv.inference.batching import Returns, deal, plan
 from rollenv.inference.cores import one_core_threads, worth_sharing
+from rollenv.inference.decoder import Decoder
+from rollenv.inference.endings import TextDecoder, ending
 from rollenv.inference.fused import fused_runner
 from rollenv.inference.invariance import probe
-from rollenv.inference.kv_cache import KVCache, KVShape
+from rollenv.inference.kv_cache import KVCache
 from rollenv.inference.parking import Parked
 from rollenv.inference.requests import check_ids, check_not_empty, check_sampling, check_tensors
 from rollenv.inference.runner import ModuleRunner, Runner
 from rollenv.inference.sampling import sample
 from rollenv.inference.sessions import Request, Session, Sessions
-
-
-class TextDecoder(Protocol):
-    """What stop strings need: a tokenizer of `tokenizers` or `transformers` will do."""
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of `ids`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +144,22 @@ class TorchEngine:
         self._max_batch, self._max_step_tokens = max_batch, max_step_tokens
         self._stale_kv: StaleKV = stale_kv
         self._version = version
-        self._read_config()
+        self._decoder = Decoder.of(self._model)
         self._start_workers(workers)
-        self._runner: Runner = (fused_runner(self._model, self._context) if fused else None) or ModuleRunner(
+        self._runner: Runner = (fused_runner(self._model, self._decoder.context) if fused else None) or ModuleRunner(
             self._model
         )
         self._targets: dict[str, torch.Tensor] = self._model.state_dict()
         self._shapes = {name: tensor.shape for name, tensor in self._targets.items()}
         self._layout, self.exact = self._workers[0].submit(self._probe).result()
-        self._cache = KVCache(self._shape, self._default_budget() if kv_budget_bytes is None else kv_budget_bytes)
-        self._max_length = min(self._context, self._cache.max_tokens)
+        self._cache = KVCache(
+            self._decoder.kv, self._decoder.default_kv_budget if kv_budget_bytes is None else kv_budget_bytes
+        )
+        self._max_length = min(self._decoder.context, self._cache.max_tokens)
         if self._max_length < 2:
             raise ValueError(
                 f"kv_budget_bytes = {self._cache.budget_bytes} holds no session: one slot takes "
-                f"{512 * self._shape.bytes_per_token} bytes"
+                f"{512 * self._decoder.kv.bytes_per_token} bytes"
             )
         self._sessions = Sessions(self._cache, max_sessions)
         self._waiting: deque[Request] = deque()
@@ -183,39 +178,16 @@ class TorchEngine:
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
-    def _read_config(self) -> None:
-        """Takes from the model's config what the cache and the batches need to know."""
-        config = self._model.config.get_text_config()
-        parameter = next(self._model.parameters())
-        self._dtype, self._device = parameter.dtype, parameter.device
-        self._n_heads = int(config.num_attention_heads)
-        self._n_kv_heads = int(getattr(config, "num_key_value_heads", None) or self._n_heads)
-        self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self._n_heads)
-        self._hidden = int(config.hidden_size)
-        self._vocab = int(self._model.get_input_embeddings().weight.shape[0])
-        self._context = int(config.max_position_embeddings)
-        window = getattr(config, "sliding_window", None)
-        if window and getattr(config, "use_sliding_window", True):
-            self._context = min(self._context, int(window))
-        self._shape = KVShape(
-            int(config.num_hidden_layers), self._n_kv_heads, self._head_dim, self._dtype, self._device
-        )
-
     def _start_workers(self, workers: int | None) -> None:
         if workers is None:
-            workers = worth_sharing(self._device, self._hidden, most=2)
+            workers = worth_sharing(self._decoder.device, self._decoder.hidden, most=2)
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
         self._workers = one_core_threads(workers, "rollenv-engine")
 
     def _probe(self) -> tuple[Any, bool]:
-        maps = self._runner.linear_maps()
-        return probe(maps, self._dtype, self._device, self._n_heads, self._n_kv_heads, self._head_dim)
-
-    def _default_budget(self) -> int:
-        if self._device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self._device)[0]) // 2
-        return 1 << 30
+        decoder, kv = self._decoder, self._decoder.kv
+        return probe(self._runner.linear_maps(), kv.dtype, kv.device, decoder.n_heads, kv.kv_heads, kv.head_dim)
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
@@ -232,7 +204,7 @@ class TorchEngine:
     @property
     def token_budget(self) -> int:
         """Tokens that the KV budget holds. A session takes a slot of a power of two, so that fewer may fit at once."""
-        return self._cache.budget_bytes // self._shape.bytes_per_token
+        return self._cache.budget_bytes // self._decoder.kv.bytes_per_token
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str) -> Completion:
         """Continues `prompt_ids` (the whole prompt; what the session's cache already holds is not computed again).
@@ -269,12 +241,13 @@ class TorchEngine:
             raise EngineDead("the engine is closed")
         check_not_empty(prompt)
         if len(prompt) >= self._max_length:
-            what = "the model's context" if self._max_length == self._context else "the KV budget"
+            what = "the model's context" if self._max_length == self._decoder.context else "the KV budget"
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens, but {what} ends at {self._max_length}, completion included; "
-                "shorten the history" + ("" if self._max_length == self._context else " or raise kv_budget_bytes")
+                "shorten the history"
+                + ("" if self._max_length == self._decoder.context else " or raise kv_budget_bytes")
             )
-        check_ids(prompt, self._vocab)
+        check_ids(prompt, self._decoder.vocab)
         check_sampling(sampling)
         if sampling.stop and self._tokenizer is None:
             raise InvalidRequest("stop strings need TorchEngine(model, tokenizer=...); or use stop_token_ids")
@@ -510,7 +483,7 @@ class TorchEngine:
     ) -> list[tuple[Chunk, int, float]]:
         """On a worker's thread: lays the chunks out, runs the model, samples."""
         with torch.inference_mode():
-            batch = PackedBatch(chunks, self._layout, self._dtype, self._device)
+            batch = PackedBatch(chunks, self._layout, self._decoder.dtype, self._decoder.device)
             logits = self._runner(batch)[: len(batch.sampled)]
             if not batch.sampled:
                 return []
@@ -541,25 +514,12 @@ class TorchEngine:
             request.versions.append(self._version)
             request.todo = [token]
             self._counts["decoded"] += 1
-            reason = self._finished(request)
+            reason = ending(request, self._tokenizer)
             if reason is not None:
                 self._running.remove(request)
                 self._sessions.touch(request.session)
                 request.finish(reason)
                 self._answered = True
-
-    def _finished(self, request: Request) -> FinishReason | None:
-        sampling = request.sampling
-        if request.ids[-1] in sampling.stop_token_ids or (sampling.stop and self._has_stop(request)):
-            return "stop"
-        return "length" if len(request.ids) >= request.limit else None
-
-    def _has_stop(self, request: Request) -> bool:
-        """Whether the end of the completion's text contains a stop string."""
-        assert self._tokenizer is not None
-        look_back = max(64, 8 * max(len(text) for text in request.sampling.stop))
-        text = self._tokenizer.decode(request.ids[-look_back:], skip_special_tokens=False)
-        return any(stop in text for stop in request.sampling.stop)
 
     def _fail_share(self, requests: Sequence[Request], error: BaseException) -> None:
         """A share that failed fails its completions; what their slots hold is unknown, so they lose them."""
@@ -616,5 +576,5 @@ class TorchEngine:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 self._targets[name].copy_(tensor)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # whose the tensors are may change them now
+        if self._decoder.device.type == "cuda":
+            torch.cuda.synchronize(self._decoder.device)  # whose the tensors are may change them now

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import itertools
 import os
 import pickle
 import tempfile
-import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from rollenv.errors import RollenvError
 from rollenv.executor import LoopThread
 from rollenv.inference.base import (
     Completion,
@@ -42,6 +39,7 @@ from rollenv.inference.base import (
 from rollenv.inference.buckets import BUCKET_BYTES, Manifest, SharedBuffer, bucket_of, fill, layout
 from rollenv.inference.handles import handles_of
 from rollenv.inference.requests import check_ids, check_not_empty, check_sampling, check_tensors
+from rollenv.inference.vllm_process import started, write_model
 from rollenv.inference.vllm_worker import to_wire
 
 T = TypeVar("T")
@@ -57,18 +55,7 @@ ABORT_SECONDS = 5.0
 CPU_BLOCK = 32
 """Tokens of a block of the prefix cache on a CPU; vLLM's own choice there, 128, finds less of short turns again."""
 
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-"""Environment of vLLM where it is not set already. A fork of a process in which torch has computed may hang."""
-
-ON_CPU = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and trainer share the cores
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its process computes itself, rather than in one more process
-    "TORCH_COMPILE_DISABLE": "1",  # what is compiled needs a compiler and a minute, and gains nothing
-}
-"""The same, on a CPU."""
-
 _REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
-_starting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +168,8 @@ class VLLMEngine:
         self._folder = tempfile.TemporaryDirectory(prefix="rollenv-vllm-")
         self._thread = LoopThread("rollenv-vllm")
         try:
-            _write_model(model, tokenizer, Path(self._folder.name))
-            self._llm = _started(self._thread, self._folder.name, tokenizer is not None, device, arguments)
+            write_model(model, tokenizer, Path(self._folder.name))
+            self._llm = started(self._thread, self._folder.name, tokenizer is not None, device, arguments)
             self._thread.submit(self._begin(model.state_dict())).result()
         except BaseException:
             self._free()
@@ -521,82 +508,3 @@ def _names_of(model: Any) -> tuple[dict[str, str], dict[str, Sequence[int]]]:
         place = (tensor.data_ptr(), *tensor.shape) if tensor.numel() else (id(tensor),)
         names[name], shapes[name] = first.setdefault(place, name), tensor.shape
     return names, shapes
-
-
-def _write_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """What vLLM reads of a model but its weights."""
-    config = copy.deepcopy(model.config)
-    config._attn_implementation = None  # an engine's or a trainer's own is not the model's
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-
-
-def _started(thread: LoopThread, folder: str, with_tokenizer: bool, device: str, arguments: Mapping[str, Any]) -> Any:
-    """vLLM's client, with its process.
-
-    Raises:
-        RollenvError: it is not installed, or does not start.
-    """
-    with _starting, _environment(device):
-        return _start(thread, folder, with_tokenizer, device, arguments)
-
-
-def _start(thread: LoopThread, folder: str, with_tokenizer: bool, device: str, arguments: Mapping[str, Any]) -> Any:
-    try:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.async_llm import AsyncLLM
-    except ImportError as error:
-        raise RollenvError(
-            f"engine 'vllm' cannot be loaded ({error}): pip install 'rollenv[vllm]' where there is a GPU, see "
-            "docs/inference.md for a CPU, or say rollout.engine=torch"
-        ) from error
-    if current_platform.is_cpu() != (device == "cpu"):
-        built = "a CPU" if current_platform.is_cpu() else "GPUs"
-        raise RollenvError(f"this vLLM is built for {built}, and the device is '{device}': say another device=...")
-
-    async def start() -> Any:
-        return AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=folder,
-                load_format="dummy",  # the weights come with the first update
-                skip_tokenizer_init=not with_tokenizer,
-                generation_config="vllm",
-                logprobs_mode="processed_logprobs",
-                enable_prefix_caching=True,
-                worker_extension_cls="rollenv.inference.vllm_worker.WorkerExtension",
-                disable_log_stats=True,
-                **arguments,
-            )
-        )
-
-    try:
-        return thread.submit(start()).result()
-    except Exception as error:
-        raise RollenvError(f"vLLM does not start with this model and these settings: {_first_line(error)}") from error
-
-
-@contextlib.contextmanager
-def _environment(device: str) -> Iterator[None]:
-    """The environment of the processes that are started inside. vLLM changes it on its own, too (libraries that are to
-    be loaded first, ...): whatever else this process starts later shall not have it."""
-    before = dict(os.environ)
-    for name, value in {**QUIET, **(ON_CPU if device == "cpu" else {})}.items():
-        os.environ.setdefault(name, value)
-    _, colon, index = device.partition(":")
-    if colon:
-        seen = before.get("CUDA_VISIBLE_DEVICES")
-        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[int(index)] if seen else index
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{(lines or [type(error).__name__])[0]:.300}"
