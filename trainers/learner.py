@@ -22,7 +22,7 @@ from rollenv.trainers.checkpoint import Checkpoint
 from rollenv.trainers.device import choose_device
 from rollenv.trainers.lora import add_adapter, check_lora, load_adapter, save_adapter
 from rollenv.trainers.minibatch import Advantages
-from rollenv.trainers.policy import Policy, load_model, save_model
+from rollenv.trainers.policy import Policy, in_bf16, load_model, save_model
 from rollenv.trainers.state import load_tensors, save_tensors, snapshot
 from rollenv.trainers.step import PolicyTrainer
 from rollenv.trainers.strategies.choose import make_strategy
@@ -167,13 +167,14 @@ class Snapshot:
 
 
 def weights_for_engines(trainer: PolicyTrainer, config: TrainConfig, rank: int = 0) -> Mapping[str, Tensor]:
-    """Adapters, where the engines merge them, or all weights; nothing for ranks but the first. All have to ask together
-    where they have shards."""
+    """Adapters, where the engines merge them, or all weights, in the engines' type; nothing for ranks but the first.
+    All have to ask together where they have shards."""
     policy = trainer.policy
     if rank and not policy.sharded:
         return {}
     if policy.adapter is None or config.lora.sync == "merged":
-        return policy.state(rank == 0)
+        state = policy.state(rank == 0)
+        return in_bf16(state, dict(policy.model.named_buffers())) if config.rollout.precision == "bf16" else state
     adapter = policy.adapter_state()
     return {} if rank else adapter
 

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rollenv.errors import RollenvError
+from rollenv.inference.buckets import first_names
 from rollenv.inference.chat import ChatFormat
 from rollenv.trainers.lora import Adapter, adapter_state, merged_state, without_adapter
 from rollenv.trainers.packing import ATTENTION, PackedRow
@@ -140,13 +141,19 @@ class Policy:
         """The weights by name, detached, whole and with the adapter in them.
 
         Where they are in shards they are put together one by one, in the host's memory; all ranks have to ask together,
-        and one that does not `keep` them gets nothing.
+        and one that does not `keep` them gets nothing. Tied weights are one tensor, under each of their names.
         """
-        state = {}
+        state: dict[str, Tensor] = {}
+        seen: dict[int | str, str] = {}
+        parameters = {name: id(parameter) for name, parameter in self.model.named_parameters(remove_duplicate=False)}
         for name, tensor in self.model.state_dict().items():
-            together = whole(tensor.detach())
-            if keep:
-                state[name] = together.cpu() if self.sharded else together
+            first = seen.setdefault(parameters.get(name, name), name)
+            if first == name:
+                together = whole(tensor.detach())
+                if keep:
+                    state[name] = together.cpu() if self.sharded else together
+            elif keep:
+                state[name] = state[first]
         return state if self.adapter is None or not keep else merged_state(state, self.adapter.scale)
 
     def adapter_state(self) -> dict[str, Tensor]:
@@ -160,6 +167,18 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Writes a `transformers` folder: config, safetensors, tokenizer."""
         save_model(self.model, self.state(), self.tokenizer, folder)
+
+
+def in_bf16(state: Mapping[str, Tensor], buffers: Collection[str]) -> dict[str, Tensor]:
+    """Weights as an engine that computes in bf16 has them, half as many bytes; tied ones stay tied. `buffers` are kept
+    as they are, as they are there."""
+    rounded: dict[str, Tensor] = {}
+    for name, first in first_names(state).items():
+        if first != name:
+            rounded[name] = rounded[first]
+        else:
+            rounded[name] = state[name] if name in buffers else state[name].to(torch.bfloat16)
+    return rounded
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from rollenv.cluster.calls import Answer, Desk, Line, Question, Verb
-from rollenv.cluster.handover import HeldWeights, Receiver
+from rollenv.cluster.handover import HeldWeights, Lent, Receiver
 from rollenv.cluster.links import Medium, Seat
 from rollenv.cluster.runtime import Handle, Runtime, WorkerDied, WorkerSpec
 from rollenv.cluster.weights import Manifest, Publisher, Shared, SharedReader, this_machine, unpacked
 from rollenv.inference import optional
 from rollenv.inference.base import Completion, Engine, EngineDead, SamplingParams, made_before, note_made
-from rollenv.inference.handles import Handles, gpu_of, opened
+from rollenv.inference.handles import gpu_of, opened
 
 ABORT_SECONDS = 5.0
 """How long a cancelled caller waits to hear what had been made by then."""
@@ -86,9 +86,11 @@ class EngineWorker:
             torch.cuda.empty_cache()  # the engine's own process may be another one
         return self._engine.version
 
-    async def update_by_handles(self, version: int, handles: Handles) -> int:
+    async def update_by_handles(self, version: int, lent: Lent) -> int:
         """The same, for weights that another process has on the same GPU."""
-        await self._engine.update_weights(version, opened(handles))
+        manifest, handles = lent
+        buffers = list(opened(handles).values())
+        await self._engine.update_weights(version, unpacked(manifest, buffers))
         return self._engine.version
 
     async def check(self) -> None:

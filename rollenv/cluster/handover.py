@@ -25,12 +25,15 @@ from rollenv.cluster.runtime import Handle
 from rollenv.cluster.weights import Manifest, packed, unpacked
 from rollenv.cluster.worker_group import WorkerGroup
 from rollenv.inference.base import InvalidRequest, LastingWeights
+from rollenv.inference.buckets import fill, layout
 from rollenv.inference.handles import Handles, gpu_of, handles_of
 
 log = logging.getLogger(__name__)
 
 Kept: TypeAlias = tuple[Manifest, Sequence[Any]]
 """Weights, packed, in a host's memory."""
+Lent: TypeAlias = tuple[Manifest, Handles]
+"""The same, in a GPU's memory."""
 Answer: TypeAlias = "asyncio.Future[int | None]"
 """An engine's: its version; None: it was not reached."""
 PART_SECONDS = 30.0
@@ -75,7 +78,7 @@ class Giver(ABC):
         """Puts the weights together, where ranks have shards: all of them have to. What follows the first one does."""
         self._gathered = issue, self.present_weights()
 
-    def hand_over(self, issue: int, link: bool, handles: bool) -> Handles | None:
+    def hand_over(self, issue: int, link: bool, handles: bool) -> Lent | None:
         """Sends an issue over the link, or makes handles of it, or both, and keeps a copy in the host's memory."""
         tensors = self._weights_of(issue)
         try:
@@ -87,9 +90,11 @@ class Giver(ABC):
             self._gathered = None
         if not handles:
             return None
-        # Copies: memory that is lent can be given back to the device, as a parameter's cannot while it is trained.
-        self._lent = {name: tensor.to(self.device(), copy=True) for name, tensor in tensors.items()}
-        return handles_of(self._lent)
+        # A copy: memory that is lent can be given back to the device, as a parameter's cannot while it is trained.
+        manifest, sizes = layout(tensors)
+        self._lent = {str(i): torch.empty(n, dtype=torch.uint8, device=self.device()) for i, n in enumerate(sizes)}
+        fill(manifest, list(self._lent.values()), tensors)
+        return manifest, handles_of(self._lent)
 
     def let_go(self) -> None:
         """Nobody reads what was lent any more."""

@@ -3,7 +3,8 @@
 A buffer is a flat array of bytes, so that what carries it (Ray's object store, shared memory, a socket) needs to know
 nothing of tensors or bf16. A manifest says where each tensor lies.
 
-Invariant: `unpacked(*packed(tensors))` has the names, types, shapes and bits of `tensors`.
+Invariant: `unpacked(*packed(tensors))` has the names, types, shapes and bits of `tensors`; those that are one in
+memory, as tied weights are, travel once and are one again.
 """
 
 from __future__ import annotations
@@ -50,17 +51,40 @@ Manifest: TypeAlias = tuple[Place, ...]
 
 def layout(tensors: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> tuple[Manifest, list[int]]:
     """Where each tensor will lie, and the bytes of each buffer. A tensor larger than a bucket has one to itself."""
-    places: list[Place] = []
+    places: dict[str, Place] = {}
     sizes = [0]
-    for name, tensor in tensors.items():
+    tensors = dict(tensors)  # all of them at a time: memory that is given back would be another tensor's
+    for name, first in first_names(tensors).items():
+        if name != first:
+            places[name] = replace(places[first], name=name)
+            continue
+        tensor = tensors[name]
         start = -(-sizes[-1] // ALIGNMENT) * ALIGNMENT
         place = Place(name, tensor.dtype, tuple(tensor.shape), len(sizes) - 1, start)
         if start and start + place.nbytes > bucket_bytes:
             sizes.append(0)
             place = Place(name, tensor.dtype, tuple(tensor.shape), len(sizes) - 1, 0)
-        places.append(place)
+        places[name] = place
         sizes[-1] = place.start + place.nbytes
-    return tuple(places), sizes
+    return tuple(places.values()), sizes
+
+
+def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each name the first one of the same tensor: tied weights, and only these, have one that is not their own.
+
+    >>> import torch
+    >>> embedding = torch.zeros(3, 2)
+    >>> first_names({"embed": embedding, "norm": torch.zeros(2), "head": embedding.detach()})
+    {'embed': 'embed', 'norm': 'norm', 'head': 'embed'}
+    """
+    first: dict[tuple[object, ...], str] = {}
+    return {name: first.setdefault(_memory(name, tensor), name) for name, tensor in tensors.items()}
+
+
+def _memory(name: str, tensor: Tensor) -> tuple[object, ...]:
+    if not tensor.numel():
+        return (name,)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def packed(tensors: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> tuple[Manifest, list[Bytes]]:
@@ -73,8 +97,11 @@ def packed(tensors: Mapping[str, Tensor], bucket_bytes: int = BUCKET_BYTES) -> t
 
 def fill(manifest: Manifest, buffers: Sequence[Bytes | Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copies those of `tensors` that the manifest names to their places."""
-    for name, target in unpacked(manifest, buffers).items():
-        target.copy_(tensors[name])
+    filled: set[tuple[int, int]] = set()
+    for place, target in zip(manifest, unpacked(manifest, buffers).values(), strict=True):
+        if place.nbytes and (place.bucket, place.start) not in filled:
+            target.copy_(tensors[place.name])
+            filled.add((place.bucket, place.start))
 
 
 def unpacked(manifest: Manifest, buffers: Sequence[Bytes | Tensor]) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ from rollenv.inference.base import (
     StaleKV,
     note_made,
 )
-from rollenv.inference.buckets import BUCKET_BYTES, Manifest, SharedBuffer, bucket_of, fill, layout
+from rollenv.inference.buckets import BUCKET_BYTES, Manifest, SharedBuffer, bucket_of, fill, first_names, layout
 from rollenv.inference.handles import handles_of
 from rollenv.inference.requests import check_ids, check_not_empty, check_sampling, check_tensors
 from rollenv.inference.vllm_process import started, write_model
@@ -153,7 +153,9 @@ class VLLMEngine:
         self._stale_kv, self._version, self._can_sleep = stale_kv, version, can_sleep and device != "cpu"
         self._can_stop_at_text = tokenizer is not None
         self._vocab = int(model.get_input_embeddings().weight.shape[0])
-        self._names, self._shapes = _names_of(model)
+        state = model.state_dict()
+        self._names = first_names(state)  # vLLM loads a weight by its first name
+        self._shapes = {name: tensor.shape for name, tensor in state.items()}
         self._numbers = itertools.count()
         self._calls: dict[str, _Call] = {}
         self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "updates": 0}
@@ -170,7 +172,7 @@ class VLLMEngine:
         try:
             write_model(model, tokenizer, Path(self._folder.name))
             self._llm = started(self._thread, self._folder.name, tokenizer is not None, device, arguments)
-            self._thread.submit(self._begin(model.state_dict())).result()
+            self._thread.submit(self._begin(state)).result()
         except BaseException:
             self._free()
             raise
@@ -498,13 +500,3 @@ def _translated(error: Exception) -> EngineError:
         return EngineDead("vLLM's process has died")
     cause = error.__cause__ or error
     return EngineError(f"vLLM failed: {type(cause).__name__}: {cause!s:.300}")
-
-
-def _names_of(model: Any) -> tuple[dict[str, str], dict[str, Sequence[int]]]:
-    """The name under which vLLM loads each weight (the first one, of tied weights), and the shape of each."""
-    first: dict[tuple[int, ...], str] = {}
-    names, shapes = {}, {}
-    for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), *tensor.shape) if tensor.numel() else (id(tensor),)
-        names[name], shapes[name] = first.setdefault(place, name), tensor.shape
-    return names, shapes

@@ -16,12 +16,15 @@ from cluster.conftest import InRuntime  # noqa: E402
 from cluster.test_engine import N, alone, engine_worker  # noqa: E402
 from inference.engines import build, play  # noqa: E402
 
+import rollenv.cluster.engine as engine_module  # noqa: E402
+import rollenv.cluster.handover as handover_module  # noqa: E402
 from rollenv.cluster.engine import EngineWorker, RemoteEngine, start_engine  # noqa: E402
 from rollenv.cluster.handover import Giver, Handover  # noqa: E402
-from rollenv.cluster.runtime import Runtime, WorkerSpec  # noqa: E402
+from rollenv.cluster.runtime import LocalRuntime, Runtime, WorkerSpec  # noqa: E402
 from rollenv.cluster.weights import Publisher  # noqa: E402
 from rollenv.cluster.worker_group import WorkerGroup  # noqa: E402
 from rollenv.inference import EngineDead, InvalidRequest, LLMProxy, ScriptedEngine  # noqa: E402
+from rollenv.inference.buckets import layout  # noqa: E402
 
 
 def rank(state: dict[str, Any]) -> Any:
@@ -98,6 +101,38 @@ def test_engines_get_each_version_over_the_link_once_for_all(in_runtime: InRunti
         await ranks.stop()
 
     in_runtime(test)
+
+
+def test_engines_on_the_ranks_own_gpu_read_a_copy_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memory of this process in the place of a GPU's: handles of it are the tensors themselves."""
+    for module in (engine_module, handover_module):
+        monkeypatch.setattr(module, "gpu_of", lambda device: "GPU-0")
+    monkeypatch.setattr(handover_module, "handles_of", lambda tensors: ("GPU-0", list(tensors.items())))
+    monkeypatch.setattr(engine_module, "opened", lambda handles: dict(handles[1]))
+    model, other = build("llama-tied", seed=0), build("llama-tied", seed=1)
+    expected = alone(model, other.state_dict())
+
+    async def test() -> None:
+        runtime = LocalRuntime()
+        held = rank(other.state_dict())()
+        ranks = await WorkerGroup.start(runtime, [WorkerSpec("rank", lambda: held)])
+        found = await engines(runtime, model, range(2))
+        proxy = LLMProxy(found)
+        lent: list[Any] = []
+        monkeypatch.setattr(held, "let_go", lambda: (lent.append(held._lent), Giver.let_go(held)))
+        await proxy.update_weights(1, Handover(ranks, "GPU-0").issue())
+        assert [engine.version for engine in found] == [1, 1]
+        assert await ranks.rank_zero("counts") == (1, 0)
+        assert said(await played(proxy)) == said(expected)
+        (buffers,), own = lent, {tensor.data_ptr() for tensor in held.state.values()}
+        assert not own & {buffer.data_ptr() for buffer in buffers.values()}, "the rank trains on"
+        assert sum(buffer.nbytes for buffer in buffers.values()) == sum(layout(other.state_dict())[1])
+        assert held._lent == {}
+        await proxy.close()
+        await ranks.stop()
+        await runtime.close()
+
+    asyncio.run(test())
 
 
 def test_one_that_joins_later_gets_what_the_rank_kept_and_not_what_it_has_by_then(in_runtime: InRuntime) -> None:

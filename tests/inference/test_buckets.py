@@ -22,6 +22,7 @@ from rollenv.inference.buckets import (  # noqa: E402
     SharedReader,
     bucket_of,
     fill,
+    first_names,
     layout,
     packed,
     unpacked,
@@ -38,6 +39,8 @@ def tensors(draw: st.DrawFn) -> dict[str, Any]:
         dtype = draw(st.sampled_from(DTYPES))
         tensor = torch.randint(0, 2, shape).to(dtype) if not dtype.is_floating_point else torch.randn(shape).to(dtype)
         made[f"layer.{i}"] = tensor.T if tensor.dim() == 2 and draw(st.booleans()) else tensor
+    for i, name in enumerate(draw(st.lists(st.sampled_from(sorted(made)), max_size=3))):
+        made[f"tied.{i}"] = made[name].detach()
     return made
 
 
@@ -52,6 +55,21 @@ def test_what_arrives_is_what_was_sent(sent: Mapping[str, Any], bucket: int) -> 
     for name, tensor in sent.items():
         assert arrived[name].dtype == tensor.dtype
         assert torch.equal(arrived[name], tensor)
+    assert first_names(arrived) == first_names(sent), "what was one tensor is one again"
+
+
+@given(tensors())
+def test_tied_weights_travel_once(sent: Mapping[str, Any]) -> None:
+    _, sizes = layout(sent)
+    assert sum(sizes) <= sum(sent[name].nbytes + ALIGNMENT for name in set(first_names(sent).values()))
+
+
+def test_parts_of_one_tensor_are_not_taken_for_each_other() -> None:
+    whole = torch.arange(16.0).view(4, 4)
+    sent = {"whole": whole, "head": whole[:2], "turned": whole.T, "bits": whole.view(torch.int32), "none": whole[:0]}
+    assert first_names(sent) == {name: name for name in sent}
+    arrived = unpacked(*packed(sent))
+    assert all(torch.equal(arrived[name], sent[name]) for name in sent)
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=30), st.integers(64, 4096))

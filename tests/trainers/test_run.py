@@ -273,6 +273,27 @@ def test_a_bf16_engine_keeps_rotary_frequencies_exact(model: Path, tmp_path: Pat
         assert torch.equal(buffer, buffers[name])
 
 
+def test_weights_for_a_bf16_engine_are_sent_in_bf16(model: Path, tmp_path: Path) -> None:
+    async def main() -> Any:
+        run = TrainRun(config(tmp_path, rollout={"precision": "bf16"}), model)
+        policy = run.learner.trainer.policy
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter += torch.randn_like(parameter) / 10
+        weights = await run.learner.weights()
+        await run.engine.update_weights(1, weights)
+        loaded = run.engine._model.state_dict()
+        await run.engine.close()
+        return policy, weights, loaded
+
+    policy, weights, loaded = asyncio.run(main())
+    assert weights.keys() == loaded.keys()
+    buffers = dict(policy.model.named_buffers())
+    for name, exact in policy.state().items():
+        assert weights[name].dtype == (exact.dtype if name in buffers else torch.bfloat16)
+        assert torch.equal(loaded[name], exact.to(loaded[name].dtype))
+
+
 # -- chaos and the timeline ------------------------------------------------------------------------------------
 
 
