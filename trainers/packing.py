@@ -61,26 +61,36 @@ class Ragged:
     most_keys: int
 
 
-@dataclass(slots=True)
+@dataclass
 class PackedRow:
     """S segments in one row of T tokens. A beginning that several segments share is in the row once.
 
     Attributes:
         ids_T, positions_T: token ids, and each token's place in its segment.
         paths: per segment, the places of its tokens in the row.
-        buckets: how attention goes over them.
-        ragged: how it does where the device has a kernel for that; None on a CPU.
+        owned: per segment, how many of its first tokens are others' to compute.
+        alike: segments of each bucket.
+        ragged: how attention goes over them where the device has a kernel for that; None on a CPU.
     """
 
     ids_T: Tensor
     positions_T: Tensor
     paths: list[list[int]]
-    buckets: list[Bucket]
+    owned: list[int]
+    alike: list[list[int]]
     ragged: Ragged | None = None
+
+    @functools.cached_property
+    def buckets(self) -> list[Bucket]:
+        """How attention goes over them elsewhere. Made when they are asked for: their masks are the largest part of a
+        row."""
+        return [
+            _bucket_of([self.paths[i] for i in b], [self.owned[i] for i in b], self.ids_T.device) for b in self.alike
+        ]
 
     def padding(self) -> tuple[int, int]:
         """Queries that attention over buckets computes, and how many of them are padding. (No other layer has any.)"""
-        slots = sum(bucket.query_bQ.numel() for bucket in self.buckets)
+        slots = sum(len(b) * max(len(self.paths[i]) - self.owned[i] for i in b) for b in self.alike)
         return slots, slots - self.ids_T.numel()
 
 
@@ -101,17 +111,12 @@ def pack(segments: Sequence[Sequence[int]], device: torch.device | str = "cpu", 
         positions.extend(range(own, len(segment)))
     whole = [i for i, own in enumerate(owned) if own == 0 and segments[i]]
     rest = [i for i, own in enumerate(owned) if 0 < own < len(segments[i])]
-    buckets = [
-        _bucket_of([paths[i] for i in members], [0] * len(members), device)
-        for members in _by_length(whole, [(len(path), len(path)) for path in paths], slack)
-    ]
     sizes = [(len(path) - own, len(path)) for path, own in zip(paths, owned, strict=True)]
-    buckets += [
-        _bucket_of([paths[i] for i in members], [owned[i] for i in members], device)
-        for members in _by_length(rest, sizes, 2 * slack)
-    ]
+    alike = [*_by_length(whole, sizes, slack), *_by_length(rest, sizes, 2 * slack)]
     ragged = ragged_of(paths, owned, device) if torch.device(device).type == "cuda" else None
-    return PackedRow(torch.tensor(ids, device=device), torch.tensor(positions, device=device), paths, buckets, ragged)
+    return PackedRow(
+        torch.tensor(ids, device=device), torch.tensor(positions, device=device), paths, owned, alike, ragged
+    )
 
 
 def share(segments: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
