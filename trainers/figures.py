@@ -26,9 +26,9 @@ FIGURES = {
     "trained_tokens": "tokens that went through the loss, once per pass",
     "padding_share": "share of the queries of attention that are padding (nothing else is padded)",
     "offloaded_mib": "MiB that training leaves to the engines on its devices while these generate (devices.offload)",
-    "mismatch_mean": "mean of |log pi_old - log mu|",
+    "mismatch_mean": "mean of |log pi - log mu|, mu the sampler, pi the policy (before the step if it is recomputed)",
     "mismatch_p99": "its 99th percentile",
-    "mismatch_kl": "KL(mu || pi_old) between sampler and proximal policy",
+    "mismatch_kl": "KL(mu || pi) between the two",
     "kl": "KL divergence to the reference, where there is one",
     "kl_coef": "its coefficient, where that is steered",
     "advantage_mean": "mean of the model tokens' advantages",
@@ -54,20 +54,20 @@ class Totals:
 
     values: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     tokens: int = 0
-    log_rho: list[Tensor] = field(default_factory=list)
+    mismatch: list[Tensor] = field(default_factory=list)
 
     def add(self, other: Totals) -> None:
         """Counts what a micro-batch has summed up."""
         for key, value in other.values.items():
             self.values[key] += value
         self.tokens += other.tokens
-        self.log_rho += other.log_rho
+        self.mismatch += other.mismatch
 
 
 def update_figures(totals: Totals, norms: Sequence[float], lr: float) -> dict[str, float]:
     """What the updates of a step were like."""
     tokens = max(1, totals.tokens)
-    log_rho_N = torch.cat(totals.log_rho) if totals.log_rho else torch.zeros(0)
+    mismatch_N = torch.cat(totals.mismatch) if totals.mismatch else torch.zeros(0)
     return {
         "loss": totals.values["loss"] / max(1, len(norms)),
         "entropy": totals.values["entropy"] / tokens,
@@ -79,7 +79,7 @@ def update_figures(totals: Totals, norms: Sequence[float], lr: float) -> dict[st
         "skipped_updates": totals.values["skipped_updates"],
         "trained_tokens": float(totals.tokens),
         "padding_share": totals.values["padding"] / max(1.0, totals.values["slots"]),
-        **corrections.mismatch(log_rho_N, torch.zeros_like(log_rho_N)),
+        **corrections.mismatch(mismatch_N, torch.zeros_like(mismatch_N)),
     }
 
 

@@ -34,13 +34,13 @@ class Stream:
 
 @dataclass(slots=True)
 class TokenLoss:
-    """Loss of each token; which ones were clipped, and which ones a rejection or a weight of 0 kept from training; log
-    rho = log pi_old - log mu; the KL estimate where there is a reference."""
+    """Loss of each token; which ones were clipped, and which ones a rejection or a weight of 0 kept from training; how
+    far the trainer is from the sampler, log pi - log mu; the KL estimate where there is a reference."""
 
     loss_N: Tensor
     clipped_N: Tensor
     masked_N: Tensor
-    log_rho_N: Tensor
+    mismatch_N: Tensor
     kl_N: Tensor | None = None
 
 
@@ -70,7 +70,7 @@ def token_loss(stream: Stream, algo: AlgoConfig, version: int, kl_coef: float) -
         # Not only the policy's part: what is rejected does not train at all.
         loss_N = torch.where(kept_N, loss_N, torch.zeros_like(loss_N))
         masked_N = masked_N | ~kept_N
-    return TokenLoss(loss_N, clipped_N, masked_N, (old_N - stream.mu_logp_N).detach(), kl_N)
+    return TokenLoss(loss_N, clipped_N, masked_N, recomputed(stream) - stream.mu_logp_N, kl_N)
 
 
 def proximal(stream: Stream, algo: AlgoConfig, version: int) -> Tensor:
@@ -79,6 +79,11 @@ def proximal(stream: Stream, algo: AlgoConfig, version: int) -> Tensor:
         return stream.mu_logp_N
     if algo.proximal == "interpolate":
         return log_linear(stream.logp_N, stream.mu_logp_N, stream.versions_N, version)
+    return recomputed(stream)
+
+
+def recomputed(stream: Stream) -> Tensor:
+    """What the trainer itself makes of each token: before the step's first update where that was computed, else now."""
     return stream.logp_N.detach() if stream.old_logp_N is None else stream.old_logp_N
 
 

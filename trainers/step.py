@@ -286,7 +286,7 @@ class PolicyTrainer:
         totals.values["masked"] += float(made.masked_N.float().sum())
         if made.kl_N is not None:
             totals.values["kl"] += float(made.kl_N.detach().sum())
-        totals.log_rho.append(made.log_rho_N)
+        totals.mismatch.append(made.mismatch_N)
         if micro.values_N is not None and self.critic is not None and self.critic.shared:
             loss = loss + self.critic.config.value_coef * self._value_part(policy.values_of(hidden_ND), micro, totals)
         return loss, totals

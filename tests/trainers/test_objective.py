@@ -139,3 +139,18 @@ def test_a_tokens_loss_and_gradient_equal_the_plain_formula(
     theirs = torch.autograd.grad(sum(losses), (s.logp_N, s.entropy_N))
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("proximal", ["recompute", "interpolate", "sampler"])
+@pytest.mark.parametrize("before", [True, False])
+def test_how_far_sampler_and_trainer_are_apart_does_not_depend_on_the_proximal_policy(
+    proximal: str, before: bool
+) -> None:
+    s = stream(5, 20)
+    old = s.old_logp_N
+    if not before:
+        s.old_logp_N = None
+        old = s.logp_N.detach()
+    made = token_loss(s, algo(proximal=proximal), VERSION, KL_COEF)
+    assert not made.mismatch_N.requires_grad
+    assert torch.equal(made.mismatch_N, old - s.mu_logp_N)
