@@ -1,4 +1,5 @@
-"""What old data costs: PPO, whose trust region is around the sampler, and decoupled PPO, far behind (`rollout.eta=4`).
+"""What old data costs, far behind (`rollout.eta=4`): plain PPO, which takes it for its own; PPO with its trust region
+around the sampler; decoupled PPO.
 
 WebShop's default job from the policy that ships, seed by seed: success on the 200 test goals as training goes, printed
 and drawn. A run whose folder is there already, whole, is not made again.
@@ -23,7 +24,12 @@ import matplotlib.pyplot as plt
 
 from rollenv.trainers.metrics import read_metrics
 
-WAYS = {"ppo": ["algo=ppo", "algo.proximal=sampler"], "decoupled_ppo": ["algo=decoupled_ppo"]}
+WAYS = {
+    "ppo": ["algo=ppo"],
+    "ppo_sampler": ["algo=ppo", "algo.proximal=sampler"],
+    "decoupled_ppo": ["algo=decoupled_ppo"],
+}
+COLORS = {"ppo": "tab:red", "ppo_sampler": "tab:orange", "decoupled_ppo": "tab:blue"}
 ETA = 4
 
 
@@ -65,13 +71,14 @@ def draw(curves: dict[str, list[list[dict[str, Any]]]], out: Path) -> None:
     """The seeds thin, their mean thick."""
     plt.rcParams["svg.hashsalt"] = "rollenv"  # the same picture, byte for byte
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for color, (way, runs) in zip(("tab:orange", "tab:blue"), curves.items(), strict=True):
+    for way, runs in curves.items():
+        color = COLORS[way]
         steps = [line["step"] for line in runs[0]]
         values = [[100 * line["eval_success"] for line in found] for found in runs]
         for one in values:
             axes.plot(steps, one, color=color, alpha=0.3, linewidth=1)
         means = [statistics.mean(each) for each in zip(*values, strict=True)]
-        axes.plot(steps, means, color=color, marker="o", label=way)
+        axes.plot(steps, means, color=color, marker="o", label=" ".join(WAYS[way]))
     axes.set(xlabel="training steps", ylabel="success on test goals, %", title=f"rollout.eta = {ETA}")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

@@ -48,6 +48,9 @@ from rollenv.trainers.world import World, Worlds, algorithms, branching
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+MOST_AGE = 2
+"""Versions up to which WebShop's default job trains as well without a weight for old tokens (`time_to_success.py`)."""
+
 OnFigures = Callable[[str, dict[str, Any]], None]
 """Called with ("step" | "eval" | "checkpoint", figures) as the run goes."""
 
@@ -58,6 +61,15 @@ class Interrupted(Exception):
 
     folder: Path
     step: int
+
+
+def _warn_of_age(config: TrainConfig) -> None:
+    if config.rollout.eta > MOST_AGE and not all(algo.heeds_age for algo in algorithms(config).values()):
+        log.warning(
+            "rollout.eta=%g: tokens of versions so far back train as if they were new, which may ruin the policy: "
+            "algo.proximal=sampler clips them, algo=decoupled_ppo weighs them (docs/algorithms.md)",
+            config.rollout.eta,
+        )
 
 
 class TrainRun:
@@ -94,6 +106,7 @@ class TrainRun:
         self._figures: dict[str, Any] | None = None  # of a step whose evaluation is still to come
         self._health = CollapseDetector(config.health)
         self._collapse: str | None = None
+        _warn_of_age(config)
         self.worlds = Worlds(config)
         try:
             job = TrainJob(config, self._model, resume, algorithms(config))

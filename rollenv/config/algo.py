@@ -151,6 +151,16 @@ class AlgoConfig(Section):
         return self.advantage.startswith("gae")
 
     @property
+    def heeds_age(self) -> bool:
+        """Whether tokens of an older policy train otherwise than those of the present one."""
+        return (
+            self.loss in ("decoupled_ppo", "topr")
+            or self.proximal != "recompute"
+            or self.correction != "none"
+            or self.rejection != "none"
+        )
+
+    @property
     def by_sequence(self) -> bool:
         """Whether what a token trains with depends on the other tokens of its sequence."""
         return (

@@ -294,6 +294,27 @@ def test_weights_for_a_bf16_engine_are_sent_in_bf16(model: Path, tmp_path: Path)
         assert torch.equal(loaded[name], exact.to(loaded[name].dtype))
 
 
+@pytest.mark.parametrize(
+    ("eta", "algo", "warned"),
+    [
+        (4, {}, True),
+        (4, {"proximal": "sampler"}, False),
+        (4, {"loss": "decoupled_ppo"}, False),
+        (4, {"correction": "tis"}, False),
+        (2, {}, False),
+    ],
+)
+def test_old_tokens_that_train_as_if_they_were_new_are_warned_of(
+    eta: float, algo: dict[str, Any], warned: bool, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        run = TrainRun(config(tmp_path, rollout={"eta": eta}, algo=algo), model)
+        await run.engine.close()
+
+    asyncio.run(main())
+    assert (f"rollout.eta={eta}: tokens of versions so far back train as if they were new" in caplog.text) == warned
+
+
 # -- chaos and the timeline ------------------------------------------------------------------------------------
 
 
