@@ -2,7 +2,7 @@
 around the sampler; decoupled PPO.
 
 WebShop's default job from the policy that ships, seed by seed: success on the 200 test goals as training goes, printed
-and drawn. A run whose folder is there already, whole, is not made again.
+and drawn. A run whose folder is there already is not made again, and is drawn as far as it came.
 
 Usage: python benchmarks/stale_data.py --runs DIR [--seeds 0 1 2] [--steps 60] [--out docs/stale-data.svg] [WORD ...]
        WORDs are settings for all runs: optim.lr=2e-4 optim.minibatches=4
@@ -42,7 +42,7 @@ def panels(folder: Path) -> list[dict[str, Any]]:
 def train(way: str, seed: int, steps: int, folder: Path, words: list[str]) -> list[dict[str, Any]]:
     """Its panels; trains first unless it has been."""
     found = panels(folder)
-    if not found or found[-1]["step"] != steps:
+    if not found:
         settings = [*WAYS[way], f"rollout.eta={ETA}", *words, "--seed", str(seed), "--steps", str(steps)]
         command = [
             sys.executable,
@@ -73,12 +73,12 @@ def draw(curves: dict[str, list[list[dict[str, Any]]]], out: Path) -> None:
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
     for way, runs in curves.items():
         color = COLORS[way]
-        steps = [line["step"] for line in runs[0]]
+        steps = [line["step"] for line in max(runs, key=len)]
         values = [[100 * line["eval_success"] for line in found] for found in runs]
         for one in values:
-            axes.plot(steps, one, color=color, alpha=0.3, linewidth=1)
-        means = [statistics.mean(each) for each in zip(*values, strict=True)]
-        axes.plot(steps, means, color=color, marker="o", label=" ".join(WAYS[way]))
+            axes.plot(steps[: len(one)], one, color=color, alpha=0.3, linewidth=1)
+        means = [statistics.mean(each) for each in zip(*values, strict=False)]  # as far as all of them came
+        axes.plot(steps[: len(means)], means, color=color, marker="o", label=" ".join(WAYS[way]))
     axes.set(xlabel="training steps", ylabel="success on test goals, %", title=f"rollout.eta = {ETA}")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
