@@ -228,5 +228,7 @@ class _RayHandle:
 
     def kill(self) -> None:
         self.gone = True
-        if not self._replies.silent:
-            ray.kill(self._actor, no_restart=True)
+        # Where Ray has ended already the actor has, too, and the question would join any other cluster of this machine.
+        if not self._replies.silent and ray.is_initialized():
+            with contextlib.suppress(RayError, ValueError):  # one of a cluster before this one
+                ray.kill(self._actor, no_restart=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -174,6 +176,33 @@ def test_a_ray_worker_waits_for_nobody_that_its_starter_would_not_wait_for(ray_c
         await handle.stop()
 
     asyncio.run(test())
+
+
+ENDED_LATE = """
+import asyncio
+import ray
+from rollenv.cluster.ray_runtime import RayRuntime
+from rollenv.cluster.runtime import WorkerSpec
+from rollenv.config.cluster import RayConfig
+
+class Nothing:
+    def close(self):
+        pass
+
+async def main():
+    runtime = RayRuntime(RayConfig())
+    handle = await runtime.start(WorkerSpec("late", Nothing))
+    await runtime.close()
+    handle.kill()
+    print("joined another" if ray.is_initialized() else "ended")
+
+asyncio.run(main())
+"""
+
+
+def test_a_ray_worker_that_is_ended_after_its_runtime_joins_no_other_cluster(ray_cluster: Any) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDED_LATE], capture_output=True, text=True, timeout=200)
+    assert done.stdout.split("\n")[-2:] == ["ended", ""], done.stderr
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence() -> None:
