@@ -38,6 +38,7 @@ _CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETPCAP", "SYS_ADMI
 """Of our own commands, which mount, hand out folders and kill."""
 _WITHOUT_CAPABILITIES = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--"]
 _SETTLE_SECONDS = 5.0
+_SWEEPS = 10
 _LAST_WORDS_SECONDS = 0.3
 _KILLED = 137
 # Orphans are reaped by the first process: a shell that waits does that. Killing its sleep only makes it start another,
@@ -243,8 +244,11 @@ class DockerSandbox(BaseSandbox):
         # The engine learns of no other command's end while somebody does not take the output of one that has ended.
         asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, process.stream.discard)
         with contextlib.suppress(SandboxError):
-            await self._privileged(commands, _SETTLE_SECONDS)
-            await asyncio.wait({process.stream.ended}, timeout=_SETTLE_SECONDS)
+            for _ in range(_SWEEPS):  # one that the engine had yet to begin was not there for the first
+                await self._privileged(commands, _SETTLE_SECONDS)
+                ended, _ = await asyncio.wait({process.stream.ended}, timeout=_SETTLE_SECONDS / _SWEEPS)
+                if ended:
+                    break
         if not process.stream.ended.done():
             # Full of processes, it takes no command of ours either: everything in it has to go.
             await self._die("its processes could not be ended otherwise")

@@ -179,6 +179,27 @@ async def test_a_command_is_ended_at_whatever_moment_of_its_beginning(backend: s
 
 
 @in_loop
+async def test_a_command_that_docker_begins_after_the_first_try_to_end_it_is_ended(docker: str) -> None:
+    """Its sandbox lives on: it is not for want of anything else that this command did not end."""
+    async with await create(SMALL, backend=docker) as sandbox:
+        running = asyncio.create_task(sandbox.exec("sleep 600"))
+        await asyncio.sleep(1)
+        sweep, tries = sandbox._privileged, 0  # type: ignore[attr-defined]
+
+        async def too_early(commands: str, seconds: float | None = None) -> str:
+            nonlocal tries
+            tries += 1
+            return "" if tries == 1 else str(await sweep(commands, seconds))
+
+        sandbox._privileged = too_early  # type: ignore[attr-defined]
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert tries > 1
+        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+
+
+@in_loop
 async def test_a_command_of_bubblewrap_is_ended_as_soon_as_it_has_a_process(bubblewrap: str) -> None:
     """Then its process lays out what it sees, and does not die with bubblewrap yet."""
     async with await create(SMALL, backend=bubblewrap) as sandbox:
