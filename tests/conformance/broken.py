@@ -25,8 +25,11 @@ Answer = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 class Unseeded(Corridor):
-    def start_room(self) -> int:
-        return int(np.random.default_rng().integers(ROOMS))
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        observation, info = super().reset(seed=seed, options=options)
+        # of so many that no two resets agree by chance, as two rooms of four may
+        self.seen = f"{observation} Chalk on the wall says {np.random.default_rng().integers(2**63)}."
+        return self.seen, info
 
 
 class UsesGlobalRandom(Corridor):
