@@ -158,14 +158,14 @@ def their_seconds(trainer: Any) -> list[float]:
     return seconds
 
 
-def our_seconds(trainer: PolicyTrainer, groups: list[Group], steps: int) -> list[float]:
-    """Seconds of each step."""
-    seconds = []
+def our_seconds(trainer: PolicyTrainer, groups: list[Group], steps: int) -> tuple[list[float], float]:
+    """Seconds of each step, and the share of attention's queries that was padding."""
+    seconds, padding = [], 0.0
     for _ in range(steps):
         began = time.perf_counter()
-        trainer.step(groups)
+        padding = trainer.step(groups)["padding_share"]
         seconds.append(time.perf_counter() - began)
-    return seconds
+    return seconds, padding
 
 
 def main() -> None:
@@ -187,20 +187,24 @@ def main() -> None:
     ours: list[float] = []
     theirs: dict[int, list[float]] = {micro: [] for micro in options.micro}
     for _ in range(options.rounds):
-        ours += our_seconds(trainer, groups, options.steps + 1)[1:]
+        seconds, padding = our_seconds(trainer, groups, options.steps + 1)
+        ours += seconds[1:]
         for micro in options.micro:
             with tempfile.TemporaryDirectory() as folder:
                 trl = trl_trainer(model, tokenizer, rollout, micro, options.steps + 1, folder)
                 theirs[micro] += their_seconds(trl)[1:]
     trainer.close()
-    show(lengths, ours, theirs, options.json)
+    show(lengths, padding, ours, theirs, options.json)
 
 
-def show(lengths: list[int], ours: list[float], theirs: dict[int, list[float]], file: Path | None) -> None:
+def show(
+    lengths: list[int], padding: float, ours: list[float], theirs: dict[int, list[float]], file: Path | None
+) -> None:
     """Prints the table."""
     tokens = sum(lengths)
     print(f"{len(lengths)} episodes, {tokens} tokens, {min(lengths)} to {max(lengths)} each")
     print(f"side by side they would be {100 * (1 - tokens / (len(lengths) * max(lengths))):.0f}% padding")
+    print(f"packed, {100 * padding:.1f}% of attention's queries are, and nothing in other layers")
     rates = {f"TRL, micro-batches of {micro}": tokens / statistics.median(s) for micro, s in theirs.items()}
     best = max(rates.values())
     rates["rollenv"] = tokens / statistics.median(ours)

@@ -94,14 +94,15 @@ class PackedRow:
         return slots, slots - self.ids_T.numel()
 
 
-def pack(segments: Sequence[Sequence[int]], device: torch.device | str = "cpu", slack: float = 0.15) -> PackedRow:
+def pack(segments: Sequence[Sequence[int]], device: torch.device | str = "cpu", slack: float = 0.05) -> PackedRow:
     """Packs segments; what a segment shares with the beginning of an earlier one is not packed again.
 
     The episodes of a group read the same instruction, and often the same pages after it.
 
     Args:
         segments: token ids of each.
-        slack: segments share a bucket when the shortest is at most this part shorter than the longest.
+        slack: segments share a bucket when the shortest is at most this part shorter than the longest, so that no
+            larger part of what attention over buckets computes is padding.
     """
     paths, owned = share(segments)
     ids: list[int] = []
@@ -112,7 +113,7 @@ def pack(segments: Sequence[Sequence[int]], device: torch.device | str = "cpu", 
     whole = [i for i, own in enumerate(owned) if own == 0 and segments[i]]
     rest = [i for i, own in enumerate(owned) if 0 < own < len(segments[i])]
     sizes = [(len(path) - own, len(path)) for path, own in zip(paths, owned, strict=True)]
-    alike = [*_by_length(whole, sizes, slack), *_by_length(rest, sizes, 2 * slack)]
+    alike = [*_by_length(whole, sizes, slack), *_by_length(rest, sizes, slack)]
     ragged = ragged_of(paths, owned, device) if torch.device(device).type == "cuda" else None
     return PackedRow(
         torch.tensor(ids, device=device), torch.tensor(positions, device=device), paths, owned, alike, ragged
