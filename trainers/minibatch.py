@@ -6,6 +6,7 @@ among them. Every rank knows the trained tokens of all; the rest, by far the mos
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
@@ -124,6 +125,13 @@ class Part:
         for place, turn, advantage in zip(*(column.tolist() for column in columns), strict=True):
             found[self.episodes[place]].setdefault(turn, []).append(advantage)
         return found
+
+    def compared(self, algo: AlgoConfig) -> Tensor:
+        """Which tokens have an advantage that says something: with an algorithm that compares, not those of an episode
+        that is alone in its group."""
+        sizes = collections.Counter(group for group, _ in self.episodes)
+        said = torch.tensor([not algo.compares or sizes[group] > 1 for group, _ in self.episodes])
+        return said.to(self.weights_N.device)[self.tokens.sequence_N - self.first_sequence]
 
     def load(self, device: torch.device, rank: int, algo: AlgoConfig) -> None:
         """Moves what every rank has to a device, and packs the micro-batches of `rank` there."""

@@ -209,11 +209,14 @@ class PolicyTrainer:
         part.spread()
 
     def _whiten(self, parts: Sequence[Part]) -> None:
-        """Over all model tokens of the batch that an algorithm trains, whatever minibatch they are in."""
+        """Over all model tokens of the batch that an algorithm trains, whatever minibatch they are in. An episode that
+        has none to be compared with keeps its 0, which whitening would move."""
         for number, algo in enumerate(self._algos):
             own = [part for part in parts if part.algo == number]
             if algo.whiten and own:
-                white_N = whiten(torch.cat([part.tokens.advantages_N for part in own]))
+                white_N = torch.cat([part.tokens.advantages_N for part in own])
+                compared_N = torch.cat([part.compared(algo) for part in own])
+                white_N[compared_N] = whiten(white_N[compared_N])
                 for part, advantages_N in zip(own, white_N.split([p.weights_N.numel() for p in own]), strict=True):
                     part.tokens.advantages_N = advantages_N
                     part.spread()
@@ -287,8 +290,14 @@ class PolicyTrainer:
         if made.kl_N is not None:
             totals.values["kl"] += float(made.kl_N.detach().sum())
         totals.mismatch.append(made.mismatch_N)
-        if micro.values_N is not None and self.critic is not None and self.critic.shared:
-            loss = loss + self.critic.config.value_coef * self._value_part(policy.values_of(hidden_ND), micro, totals)
+        if self.critic is not None and self.critic.shared:
+            if micro.values_N is not None:
+                loss = loss + self.critic.config.value_coef * self._value_part(
+                    policy.values_of(hidden_ND), micro, totals
+                )
+            elif policy.sharded:
+                # Other ranks may be at a micro-batch with values: the head's shards come together at all or at none.
+                loss = loss + 0.0 * policy.values_of(hidden_ND).sum()
         return loss, totals
 
     def _value_loss(self, policy: Policy, micro: MicroBatch) -> tuple[Tensor, Totals]:

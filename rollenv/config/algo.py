@@ -137,6 +137,12 @@ class AlgoConfig(Section):
             raise ValueError("loss 'decoupled_ppo' is weighted by pi_old / mu already: leave algo.correction at 'none'")
         if self.loss == "decoupled_ppo" and self.proximal == "sampler":
             raise ValueError("loss 'decoupled_ppo' needs algo.proximal 'recompute' or 'interpolate'")
+        if self.proximal == "sampler" and (self.correction != "none" or self.rejection == "geometric"):
+            name = "correction" if self.correction != "none" else "rejection"
+            raise ValueError(
+                f"algo.{name} '{getattr(self, name)}' goes by pi_old / mu, which algo.proximal 'sampler' makes 1: "
+                f"leave algo.{name} at 'none', or algo.proximal at 'recompute'"
+            )
         if self.advantage == "vine" and self.kl_in == "reward" and self.kl_coef > 0:
             raise ValueError("advantage 'vine' needs algo.kl_in 'loss': branches pay no KL penalty")
         if self.branch_budget is not None and self.branch_budget < self.branches:
@@ -149,6 +155,12 @@ class AlgoConfig(Section):
     def needs_critic(self) -> bool:
         """Whether its advantages come from values that are learned."""
         return self.advantage.startswith("gae")
+
+    @property
+    def compares(self) -> bool:
+        """Whether an episode is compared with the others of its group, so that one alone has nothing to learn from."""
+        whole = ("grpo", "dr_grpo", "rloo", "liteppo", "raft", "reinforce_pp_baseline")
+        return self.advantage in (*whole, "gigpo", "turn_return")
 
     @property
     def heeds_age(self) -> bool:

@@ -77,9 +77,9 @@ def test_a_loss_comes_with_its_own_bounds() -> None:
 
 
 def test_the_short_forms_name_one_setting() -> None:
-    algo = load("loss=cispo", "correction=tis", "advantage=rloo", "rejection=geometric", "proximal=sampler").algo
+    algo = load("loss=cispo", "correction=tis", "advantage=rloo", "rejection=geometric", "proximal=interpolate").algo
     assert (algo.loss, algo.correction, algo.advantage) == ("cispo", "tis", "rloo")
-    assert (algo.rejection, algo.proximal) == ("geometric", "sampler")
+    assert (algo.rejection, algo.proximal) == ("geometric", "interpolate")
 
 
 def test_a_file_may_name_a_preset_in_two_ways(tmp_path: Path) -> None:
@@ -111,6 +111,8 @@ def test_an_environment_of_a_mixture_may_have_its_own_algorithm() -> None:
     [
         (["loss=decoupled_ppo", "correction=tis"], "leave algo.correction at 'none'"),
         (["loss=decoupled_ppo", "proximal=sampler"], "needs algo.proximal"),
+        (["correction=tis", "proximal=sampler"], "correction 'tis' goes by pi_old / mu"),
+        (["rejection=geometric", "proximal=sampler"], "leave algo.rejection at 'none'"),
         (["kl_target=0.1"], "kl_coef above 0"),
         (["algo.preset=ppo"], r"no key 'algo\.preset'"),
         (["algo={clip=1}"], r"no key 'algo\.clip'"),

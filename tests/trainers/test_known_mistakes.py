@@ -119,6 +119,19 @@ def test_a_singleton_group_does_not_train_on_its_raw_reward(advantage: str) -> N
     assert credit(groups, tokens, a).advantages_N.tolist() == [0.0] * 6
 
 
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "gigpo", "turn_return", "reinforce_pp_baseline"])
+def test_a_singleton_group_does_not_train_on_the_mean_of_others_either(advantage: str) -> None:
+    """Whitening takes the batch's mean off, which is not 0 over tokens: of a failure alone it would make a success."""
+    groups = [group_of(one([turn(2)], 1.0), one([turn(10)], 0.0, 1)), group_of(one([turn(2)], 0.0), index=1)]
+    trainer = PolicyTrainer(fresh(toys.policy(seed=3)), algo(advantage=advantage, whiten=True), optim(), total_steps=1)
+    trainer.step(groups)
+    found = trainer.advantages()
+    assert found[1, 0] == {0: [0.0, 0.0]}
+    others = torch.tensor(found[0, 0][0] + found[0, 1][0])
+    assert others.mean().abs() < 1e-6
+    assert others.std() == pytest.approx(1.0, abs=1e-5)
+
+
 @pytest.mark.parametrize("advantage", ["gigpo", "turn_return"])
 def test_states_are_compared_within_a_task_and_never_across(advantage: str) -> None:
     a = algo(advantage=advantage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from batches import algo, make_groups, optim  # noqa: E402
 from spawned import apart_from_packing, in_ranks, strategy  # noqa: E402
 
 from rollenv.config.algo import CriticConfig  # noqa: E402
+from rollenv.rollout.groups import Group  # noqa: E402
 from rollenv.trainers.policy import Policy, whole  # noqa: E402
 from rollenv.trainers.step import PolicyTrainer  # noqa: E402
 from rollenv.trainers.strategies.replicated import SINGLE  # noqa: E402
@@ -29,7 +31,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "critic-first": {"advantage": "gae"},
     "two-epochs": {"loss": "cispo"},
     "by-sequence": {"loss": "gspo", "correction": "tis_sequence"},
+    "mixture": {},
 }
+VALUED = "valued"
+"""Of a mixture, the environment whose algorithm has a critic."""
 
 
 def settings(name: str) -> tuple[Any, Any, Any]:
@@ -41,7 +46,7 @@ def settings(name: str) -> tuple[Any, Any, Any]:
 PAIRS = [
     *(("ddp", name) for name in ("grpo", "kl", "two-epochs")),
     ("ddp-recompute", "own-critic"),
-    *(("fsdp2", name) for name in ("grpo", "ppo", "own-critic", "by-sequence")),
+    *(("fsdp2", name) for name in ("grpo", "ppo", "own-critic", "by-sequence", "mixture")),
     ("fsdp2-together", "kl"),
     ("fsdp2-together", "critic-first"),
     ("fsdp2-offload", "two-epochs"),
@@ -55,13 +60,21 @@ def train(model: Path, name: str, spread: Any = SINGLE, steps: int = STEPS) -> T
     """The figures of each step, the weights after the last one, and what the tokens of each step trained with."""
     algorithm, optimizer, critic = settings(name)
     policy = Policy.load(model)
-    trainer = PolicyTrainer(policy, algorithm, optimizer, STEPS, critic=critic, strategy=spread)
+    by_env = {VALUED: algo(advantage="gae")} if name == "mixture" else None
+    trainer = PolicyTrainer(policy, algorithm, optimizer, STEPS, critic=critic, by_env=by_env, strategy=spread)
     figures, advantages = [], []
     for seed in range(steps):
-        figures.append(trainer.step(make_groups(seed)))
+        figures.append(trainer.step(mixed(make_groups(seed)) if by_env else make_groups(seed)))
         advantages.append(trainer.advantages())
     trainer.close()
     return figures, {key: value.clone() for key, value in policy.state().items()}, advantages
+
+
+def mixed(groups: list[Group]) -> list[Group]:
+    """Every fourth is of the environment with a critic, so that ranks seldom come to it at the same time."""
+    for group in groups[1::4]:
+        group.request = dataclasses.replace(group.request, env=VALUED)
+    return groups
 
 
 def train_all(model: Path) -> dict[tuple[str, str], Trained]:
