@@ -23,6 +23,6 @@ def episode_return(trajectory: Trajectory) -> float:
 
 
 def has_signal(group: Group, worth: Worth = episode_return, tolerance: float = 1e-6) -> bool:
-    """Whether its trainable episodes differ in worth: otherwise every group-relative advantage is zero."""
+    """Whether its trainable episodes differ in worth: otherwise the advantage of each in its group is zero."""
     values = [worth(trajectory) for trajectory in group.trainable]
     return len(values) > 1 and max(values) - min(values) > tolerance

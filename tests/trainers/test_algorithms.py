@@ -257,6 +257,12 @@ def test_mismatch_by_hand() -> None:
     assert corrections.mismatch(t64(), t64())["mismatch_kl"] == 0.0
 
 
+def test_the_mismatch_of_more_tokens_than_torchs_quantile_takes() -> None:
+    log_rho = torch.zeros(2**24 + 1)
+    log_rho[: 2**20] = -0.25
+    assert corrections.mismatch(log_rho, torch.zeros(1))["mismatch_p99"] == 0.25
+
+
 @PATIENT
 @given(st.integers(0, 2**32 - 1))
 def test_mismatch_kl_is_the_divergence_by_enumeration(seed: int) -> None:

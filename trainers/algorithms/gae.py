@@ -56,17 +56,17 @@ def bilevel_gae(
     """Bi-level GAE (VAGEN, arXiv 2510.16907), shape T.
 
     Over turns first, from the value at each turn's last token e_k: delta_k = r_k + gamma_turn V(e_{k+1}) - V(e_k),
-    A_k = delta_k + gamma_turn lam A_{k+1}. Then GAE inside each turn, whose last token is rewarded with A_k + V(e_k).
+    A_k = delta_k + gamma_turn lam A_{k+1}, where r_k is what e_k is rewarded with. Then GAE inside each turn, whose
+    last token is rewarded with A_k + V(e_k) and the others with what is their own: the cost of a KL penalty.
     Turns end where `turn_T` says, not where a reward is: a turn without reward is a turn.
     """
-    _, last_K, place_T = _turns(turn_T)
-    ends_K = values_T[last_K]
-    rewards_K = torch.zeros_like(ends_K).index_add(0, place_T, rewards_T.to(ends_K.dtype))
-    targets_K = gae(rewards_K, ends_K, gamma_turn, lam) + ends_K
+    _, last_K, _ = _turns(turn_T)
+    rewards_T, ends_K = rewards_T.to(values_T.dtype), values_T[last_K]
+    targets_K = gae(rewards_T[last_K], ends_K, gamma_turn, lam) + ends_K
     advantages_T = torch.empty_like(values_T)
     begin = 0
     for k, end in enumerate((last_K + 1).tolist()):
-        inside = torch.zeros(end - begin, dtype=values_T.dtype, device=values_T.device)
+        inside = rewards_T[begin:end].clone()
         inside[-1] = targets_K[k]
         advantages_T[begin:end] = gae(inside, values_T[begin:end], gamma_token, lam)
         begin = end

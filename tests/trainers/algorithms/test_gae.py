@@ -77,15 +77,21 @@ def test_bilevel_gae_by_hand() -> None:
     torch.testing.assert_close(advantages, t64(2.5, 1.5, 2))
 
 
+def test_bilevel_gae_charges_a_tokens_cost_to_it_and_those_before_it() -> None:
+    """A KL penalty of the first token is no cost of the two that follow it in the turn."""
+    advantages = bilevel_gae(t64(-0.5, 0, 1), t64(0, 0, 0), torch.tensor([0, 0, 0]), 0.5, 1.0, 1.0)
+    torch.testing.assert_close(advantages, t64(0.5, 1, 1))
+
+
 def plain_bilevel(
     rewards: list[float], values: list[float], turns: list[int], gt: float, gamma: float, lam: float
 ) -> list[float]:
     places = [[i for i, turn in enumerate(turns) if turn == k] for k in sorted(set(turns))]
     ends = [values[p[-1]] for p in places]
-    over = plain_gae([sum(rewards[i] for i in p) for p in places], ends, gt, lam)
+    over = plain_gae([rewards[p[-1]] for p in places], ends, gt, lam)
     result: list[float] = []
     for p, a, v in zip(places, over, ends, strict=True):
-        inside = [0.0] * (len(p) - 1) + [a + v]
+        inside = [rewards[i] for i in p[:-1]] + [a + v]
         result += plain_gae(inside, [values[i] for i in p], gamma, lam)
     return result
 
