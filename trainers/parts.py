@@ -128,7 +128,9 @@ def _engine_worker(job: TrainJob) -> EngineWorker:
     """In the worker: an engine of the run's model. The present weights come with the first update."""
     config, lora = job.config, job.config.lora
     device = choose_device(config.device, config.threads)
-    model, tokenizer = load_model(job.resume.model if job.resume and not lora.rank else job.model)
+    resumed = job.resume.model if job.resume and not lora.rank else None
+    # A successor may begin when that checkpoint has made room for newer ones.
+    model, tokenizer = load_model(resumed if resumed is not None and resumed.is_dir() else job.model)
     engine: Engine
     if config.rollout.engine == "torch":
         engine = torch_engine(model, tokenizer, device, config.rollout)

@@ -28,6 +28,9 @@ from rollenv.trainers.step import PolicyTrainer
 
 T = TypeVar("T")
 
+ANSWER_SECONDS = 30.0
+"""How long ranks may take to say that they are there, when one of them has raised something."""
+
 
 class TrainerRank(Giver):
     """One rank, in a worker. The ranks meet in `join`, at the address that rank 0 names. `by_turns`: an engine has its
@@ -152,7 +155,7 @@ class RankedLearner:
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
         common, shards = await asyncio.to_thread(self._divided, groups)
-        figures: dict[str, float] = (await _alive(self._group.scatter("step", shards, common)))[0]
+        figures: dict[str, float] = (await self._alive(self._group.scatter("step", shards, common)))[0]
         return figures
 
     def _divided(self, groups: Sequence[Group]) -> tuple[Any, list[Shard]]:
@@ -162,37 +165,56 @@ class RankedLearner:
         return self._runtime.put(common), shards
 
     async def advantages(self) -> Advantages:
-        found: Advantages = await _alive(self._group.rank_zero("advantages"))
+        found: Advantages = await self._alive(self._group.rank_zero("advantages"))
         return found
 
     async def ensure_lives(self) -> None:
-        await _alive(self._group.broadcast("shares"))
+        await self._alive(self._group.broadcast("shares"))
+
+    async def _alive(self, call: Awaitable[T]) -> T:
+        """Awaits a call of ranks. One that died is the end of all: the others wait for it."""
+        try:
+            return await call
+        except WorkerDied as error:
+            raise _gone(error) from error
+        except Exception as error:
+            # Whoever was in a collective with one that died says so before its death is known.
+            if (dead := await self._dead()) is not None:
+                raise _gone(dead) from error
+            raise
+
+    async def _dead(self) -> WorkerDied | None:
+        """What a call of a rank that is gone raises; None when all answer, or are too busy to."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._group.broadcast("shares")
+        except WorkerDied as error:
+            return error
+        except Exception:
+            return None
+        return None
 
     async def weights(self) -> Mapping[str, Tensor]:
         if self._handover is not None:
             return self._handover.issue()
-        return unpacked(*(await _alive(self._group.broadcast("weights")))[0])
+        return unpacked(*(await self._alive(self._group.broadcast("weights")))[0])
 
     async def snapshot(self) -> None:
-        await _alive(self._group.broadcast("snapshot"))
+        await self._alive(self._group.broadcast("snapshot"))
 
     async def write(self, folder: Path) -> None:
-        await _alive(self._group.broadcast("write", folder))
+        await self._alive(self._group.broadcast("write", folder))
 
     async def offload(self) -> int:
-        return sum(await _alive(self._group.broadcast("offload")))
+        return sum(await self._alive(self._group.broadcast("offload")))
 
     async def slow_down(self, factor: float) -> float:
-        scale: float = (await _alive(self._group.broadcast("slow_down", factor)))[0]
+        scale: float = (await self._alive(self._group.broadcast("slow_down", factor)))[0]
         return scale
 
     async def close(self) -> None:
         await self._group.stop()
 
 
-async def _alive(call: Awaitable[T]) -> T:
-    """Awaits a call of ranks. One that died is the end of all: the others wait for it."""
-    try:
-        return await call
-    except WorkerDied as error:
-        raise LearnerDied(f"a training rank is gone: {error}; --resume goes on from the last checkpoint") from error
+def _gone(error: WorkerDied) -> LearnerDied:
+    return LearnerDied(f"a training rank is gone: {error}; --resume goes on from the last checkpoint")

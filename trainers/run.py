@@ -308,9 +308,11 @@ class TrainRun:
     async def _send_weights(self) -> None:
         try:
             await self.engine.update_weights(self.step, await self.learner.weights())
-        except EngineError:
+        except EngineError as error:
             await self.learner.ensure_lives()  # engines may have fetched them from one who died
-            raise
+            raise RollenvError(
+                f"no engine takes the weights of step {self.step}: {error}; continue with --resume {self.folder}"
+            ) from error
 
     def _ledger_figures(self) -> dict[str, float]:
         """What the ledger says of the whole run, and of the step that ends here, which is a boundary."""

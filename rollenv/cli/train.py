@@ -181,6 +181,8 @@ def _continued(folder: Path, env: str | None, file: Path | None, words: Sequence
     from rollenv.config import TrainConfig
 
     checkpoint = _newest_whole(folder)
+    if checkpoint is None:
+        raise RollenvError(f"'{folder}' holds no checkpoint to continue from: start the run anew with another --out")
     state = checkpoint.state()
     old = TrainConfig.model_validate(state["config"]).model_copy(update={"out": str(folder)})
     if env is None:
@@ -220,8 +222,8 @@ def _validated(data: dict[str, Any]) -> TrainConfig:
     return validated(TrainConfig, data, "configuration")
 
 
-def _newest_whole(folder: Path) -> Checkpoint:
-    """The newest checkpoint that can be read; torn ones are passed over with a word on stderr."""
+def _newest_whole(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that can be read, if there is one; torn ones are passed over with a word on stderr."""
     from rollenv.trainers import checkpoint
 
     for candidate in reversed(checkpoint.found(folder)):
@@ -233,7 +235,7 @@ def _newest_whole(folder: Path) -> Checkpoint:
             print(f"passed over: {error}", file=sys.stderr)
             continue
         return candidate
-    raise RollenvError(f"'{folder}' holds no checkpoint to continue from: start the run anew with another --out")
+    return None
 
 
 # -- running -----------------------------------------------------------------------------------------------------
@@ -278,21 +280,21 @@ async def _train_on(
 ) -> None:
     """Trains to the end; when ranks of a cluster die, again from the last checkpoint. `begin` is called when everything
     is made and nothing has been refused."""
-    from rollenv.trainers.checkpoint import newest
+    from rollenv.cluster.runtime import WorkerDied
     from rollenv.trainers.learner import LearnerDied
     from rollenv.trainers.run import TrainRun
 
-    for wait in _restarts():
+    for n, wait in enumerate(_restarts()):
         try:
             async with _elsewhere(config, model, checkpoint, timeline) as parts:
                 run = TrainRun(config, model, checkpoint, screen.on_figures, timeline, parts)
                 begin()
                 await _train(run, screen)
             return
-        except LearnerDied as died:
-            if wait is None:
+        except (LearnerDied, WorkerDied) as died:
+            if wait is None or (n == 0 and isinstance(died, WorkerDied)):  # in the beginning it is no accident
                 raise
-            checkpoint = newest(Path(str(config.out)))
+            checkpoint = _newest_whole(Path(str(config.out)))
             print(f"{died}: now, by itself, in {wait:.0f} s", file=sys.stderr, flush=True)
             await asyncio.sleep(wait)
 

@@ -7,6 +7,7 @@ leave finishes what it is at, and gets one at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import deque
@@ -14,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from rollenv.cluster.engine import RemoteEngine
-from rollenv.inference.base import Engine, EngineDead, EngineError
+from rollenv.inference.base import Engine, EngineError
 from rollenv.inference.proxy import LLMProxy
 
 log = logging.getLogger(__name__)
@@ -86,13 +87,17 @@ class Supervisor:
         """
         self._engines.pop(name, None)
         backoff = self._backoffs.setdefault(name, self._backoff())
-        wait = backoff.next(asyncio.get_running_loop().time())
-        if wait is None:
-            raise EngineError(f"it began {backoff.most} times within {backoff.within:g} s and died each time")
-        log.warning("engine '%s' died (%s) and begins again in %g s", name, cause, wait)
-        await asyncio.sleep(wait)
-        self.restarts += 1
-        return await self.begin(name)
+        while (wait := backoff.next(asyncio.get_running_loop().time())) is not None:
+            log.warning("engine '%s' died (%s) and begins again in %g s", name, cause, wait)
+            await asyncio.sleep(wait)
+            self.restarts += 1
+            try:
+                return await self.begin(name)
+            except Exception as error:  # where it was to be may be gone as well
+                cause = f"it did not begin: {error}"
+        raise EngineError(
+            f"it began {backoff.most} times within {backoff.within:g} s and died each time, the last time of: {cause}"
+        )
 
     async def watch(self, proxy: LLMProxy) -> None:
         """Pings until it is cancelled; tells the proxy who does not answer, and replaces who is about to leave."""
@@ -110,19 +115,25 @@ class Supervisor:
         try:
             async with asyncio.timeout(self._patience):
                 await engine.ping()
-        except (EngineDead, TimeoutError) as error:
+        except Exception as error:  # it is gone, too late, or not healthy
             if self._engines.get(name) is not engine:
                 return  # the proxy knew already
             engine.handle.kill()
             cause = str(error) or f"it did not answer for {self._patience:g} s"
-            proxy.declare_dead(name, cause)
+            with contextlib.suppress(ValueError):  # it has yet to join, and will fail to
+                proxy.declare_dead(name, cause)
 
     def _begin_to_move(self, proxy: LLMProxy, leaving: frozenset[str]) -> None:
         for name in sorted((leaving & self._engines.keys()) - self._told_to_leave):
             log.warning("engine '%s' is on a machine that leaves: it finishes what it is at, and moves", name)
             self._told_to_leave.add(name)
             self._moves.add(task := asyncio.ensure_future(self._move(proxy, name)))
-            task.add_done_callback(self._moves.discard)
+            task.add_done_callback(self._moved)
+
+    def _moved(self, task: asyncio.Task[None]) -> None:
+        self._moves.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("an engine that moved is not back: %s", error)
 
     async def _move(self, proxy: LLMProxy, name: str) -> None:
         """Lets an engine finish and brings in its successor, for which there may be no place for a while."""
@@ -133,4 +144,8 @@ class Supervisor:
             return
         self._engines.pop(name, None)
         await engine.close()
-        await proxy.join(await self.begin(name), name=name)
+        try:
+            successor = await self.begin(name)
+        except Exception as error:
+            successor = await self.succeed(name, f"it did not begin: {error}")
+        await proxy.join(successor, name=name)

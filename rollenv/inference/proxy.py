@@ -213,7 +213,7 @@ class LLMProxy:
 
         Raises:
             InvalidRequest: no replica wants these tensors; nothing has changed.
-            EngineDead: the proxy is closed, or no replica is left.
+            EngineDead: the proxy is closed, or no replica is left and no successor is on its way.
         """
         self._ensure_open()
         await asyncio.shield(self._spawn(self._update(version, tensors)))
@@ -396,7 +396,8 @@ class LLMProxy:
                 raise refusals[live[0]]
             for replica, refusal in refusals.items():
                 self._give_up(replica, f"it refused the weights of version {version}: {refusal}")
-            if not any(self._is_here(replica) for replica in replicas):
+            # A successor that is on its way gets them when it joins, whether the last replica died just now or before.
+            if not any(self._is_here(replica) for replica in replicas) and not self._router.has_future:
                 raise EngineDead(f"no replica is left that could take the weights of version {version}")
             self._weights = await asyncio.to_thread(_kept, tensors, self._weights)
             self._version = version

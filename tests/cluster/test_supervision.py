@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from rollenv.cluster.engine import EngineWorker, RemoteEngine, start_engine
-from rollenv.cluster.runtime import LocalRuntime, WorkerSpec
+from rollenv.cluster.runtime import LocalRuntime, WorkerDied, WorkerSpec
 from rollenv.cluster.supervision import Backoff, Supervisor
 from rollenv.cluster.weights import Publisher
 from rollenv.inference import EngineError, LLMProxy, SamplingParams, ScriptedEngine
@@ -96,6 +96,66 @@ def test_who_dies_again_and_again_is_given_up_and_those_who_wait_are_told() -> N
         await proxy.close()
 
     asyncio.run(test())
+
+
+def test_weights_that_come_while_the_only_engine_is_dead_are_its_successors() -> None:
+    async def test() -> None:
+        world = World(1, backoff=lambda: Backoff(first=0.01))
+        proxy = await world.proxy()
+        world.alive["replica-0"].handle.kill()
+        await proxy.update_weights(7, {})
+        assert proxy.version == 7
+        assert not proxy.stats().replicas, "nobody is here yet"
+        await proxy.update_weights(8, {})
+        assert await ask(proxy, 3) == [3] * 5
+        assert world.alive["replica-0"].version == 8
+        await proxy.close()
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_successor_that_does_not_begin_is_followed_by_another() -> None:
+    async def test() -> None:
+        world = World(1, backoff=lambda: Backoff(first=0.01, most=5))
+        proxy = await world.proxy()
+        start, fails = world.supervisor._start, 2
+
+        async def broken(name: str) -> RemoteEngine:
+            nonlocal fails
+            fails -= 1
+            if fails >= 0:
+                raise WorkerDied(f"worker '{name}' died")
+            return await start(name)
+
+        world.supervisor._start = broken
+        world.alive["replica-0"].handle.kill()
+        assert await ask(proxy, 3) == [3] * 5
+        fails = 100
+        world.alive["replica-0"].handle.kill()
+        with pytest.raises(EngineError):
+            await ask(proxy, 3)
+        assert "the last time of: it did not begin: worker 'replica-0' died" in proxy.dead["replica-0"]
+        await proxy.close()
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_an_engine_that_dies_before_it_has_joined_does_not_end_the_watch() -> None:
+    async def test() -> None:
+        world = World(2, heartbeat=0.05, patience=0.5)
+        proxy = await world.proxy()
+        watch = asyncio.ensure_future(world.supervisor.watch(proxy))
+        await proxy.update_weights(7, {})
+        early = await world.supervisor.begin("early")
+        world.alive["early"].handle.kill()
+        await asyncio.sleep(0.5)
+        assert not watch.done()
+        with pytest.raises(EngineError):
+            await proxy.join(early, name="early")
+        watch.cancel()
+        await proxy.close()
+
+    asyncio.run(asyncio.wait_for(test(), 30))
 
 
 def test_who_answers_no_ping_is_replaced_before_anybody_asks_it() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,11 +15,13 @@ ray = pytest.importorskip("ray")
 
 import runs  # noqa: E402
 
+from rollenv.cluster.runtime import WorkerDied  # noqa: E402
 from rollenv.config import TrainConfig  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
 from rollenv.trainers.learner import LearnerDied, TrainJob  # noqa: E402
 from rollenv.trainers.metrics import read_metrics  # noqa: E402
-from rollenv.trainers.parts import cluster_parts, planned  # noqa: E402
+from rollenv.trainers.parts import _engine_worker, cluster_parts, planned  # noqa: E402
+from rollenv.trainers.ranked import RankedLearner  # noqa: E402
 from rollenv.trainers.run import TrainRun  # noqa: E402
 from rollenv.trainers.world import algorithms  # noqa: E402
 
@@ -154,6 +156,59 @@ def test_a_rank_that_is_killed_ends_the_run_with_a_sentence_and_its_checkpoint_g
     train(c, model, ray_cluster, last)
     ours, theirs = runs.weights(tmp_path / "whole"), runs.weights(tmp_path / "broken")
     assert all(torch.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4) for name in ours)
+
+
+def test_a_rank_that_dies_in_a_collective_is_known_for_dead_whatever_the_others_say(
+    model: Path, tmp_path: Path, ray_cluster: Any
+) -> None:
+    """Its peers hear from the broken connection before anybody hears of the death."""
+
+    def kill_later(run: TrainRun) -> None:
+        learner: Any = run.learner
+        scatter = learner._group.scatter
+
+        async def killed(method: str, *args: Any) -> Any:
+            calls = asyncio.ensure_future(scatter(method, *args))
+            if run.step == 1:
+                await asyncio.sleep(0.05)
+                ray.kill(learner._group.handles[1]._actor)
+            return await calls
+
+        learner._group.scatter = killed
+
+    c = on_ray(tmp_path, devices={"ranks": 2}, eval={"every": 0})
+    with pytest.raises(LearnerDied, match=r"a training rank is gone: worker 'rank-1' died"):
+        train(c, model, ray_cluster, prepare=kill_later)
+
+
+class Peers:
+    """Ranks of whom one is gone, or not; those who are there say that a connection broke."""
+
+    def __init__(self, gone: bool) -> None:
+        self.gone = gone
+
+    async def rank_zero(self, method: str) -> Any:
+        raise RuntimeError("connection closed by peer")
+
+    async def broadcast(self, method: str) -> Any:
+        if self.gone:
+            raise WorkerDied("worker 'rank-1' died")
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_what_a_rank_raises_is_its_own_when_no_other_is_gone(gone: bool) -> None:
+    peers: Any = Peers(gone)
+    learner = RankedLearner(peers, *[cast(Any, None)] * 3, shares=1)
+    with pytest.raises(LearnerDied if gone else RuntimeError, match="'rank-1' died" if gone else "closed by peer"):
+        asyncio.run(learner.advantages())
+
+
+def test_a_successor_begins_although_the_checkpoint_that_was_resumed_is_gone(model: Path, tmp_path: Path) -> None:
+    c = on_ray(tmp_path)
+    gone = checkpoint.Checkpoint(tmp_path / "checkpoints" / "step-000001", 1)
+    worker = _engine_worker(TrainJob(c, str(model), gone, {}))
+    assert worker.facts().version == 0
+    asyncio.run(worker.close())
 
 
 def test_a_rank_that_dies_while_engines_wait_for_its_weights_is_not_taken_for_dead_engines(
