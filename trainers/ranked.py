@@ -97,7 +97,12 @@ class TrainerRank(Giver):
     def offload(self) -> int:
         """See `Learner.offload`."""
         to = self._job.config.devices.offload
-        return self.trainer.offload(to) if self._by_turns and to != "none" else 0
+        if not self._by_turns or to == "none":
+            return 0
+        freed = self.trainer.offload(to)
+        if self.device().type == "cuda":
+            torch.cuda.empty_cache()  # the engine's own process is another one
+        return freed
 
     async def write(self, folder: Path) -> None:
         """See `Learner.write`. A coroutine: it runs beside what the rank computes."""
