@@ -127,8 +127,8 @@ class Part:
         return found
 
     def compared(self, algo: AlgoConfig) -> Tensor:
-        """Which tokens have an advantage that says something: with an algorithm that compares, not those of an episode
-        that is alone in its group."""
+        """Whether each token's advantage says something, shape N: with an algorithm that compares, not that of an
+        episode that is alone in its group."""
         sizes = collections.Counter(group for group, _ in self.episodes)
         said = torch.tensor([not algo.compares or sizes[group] > 1 for group, _ in self.episodes])
         return said.to(self.weights_N.device)[self.tokens.sequence_N - self.first_sequence]

@@ -100,13 +100,21 @@ def test_who_dies_again_and_again_is_given_up_and_those_who_wait_are_told() -> N
 
 def test_weights_that_come_while_the_only_engine_is_dead_are_its_successors() -> None:
     async def test() -> None:
-        world = World(1, backoff=lambda: Backoff(first=0.01))
+        world = World(1)
         proxy = await world.proxy()
+        start, may_begin = world.supervisor._start, asyncio.Event()
+
+        async def late(name: str) -> RemoteEngine:
+            await may_begin.wait()
+            return await start(name)
+
+        world.supervisor._start = late
         world.alive["replica-0"].handle.kill()
         await proxy.update_weights(7, {})
         assert proxy.version == 7
         assert not proxy.stats().replicas, "nobody is here yet"
         await proxy.update_weights(8, {})
+        may_begin.set()
         assert await ask(proxy, 3) == [3] * 5
         assert world.alive["replica-0"].version == 8
         await proxy.close()
