@@ -35,10 +35,13 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
-PYTHON = [sys.executable, "-c"]
-SERVE = [*PYTHON, "import sys; from rollenv.cli import main; sys.exit(main())", "serve", "--env", "webshop"]
+SERVE = [sys.executable, "-m", "rollenv", "serve", "--env", "webshop"]
 HERE = str(Path(__file__).parent)
-OPENENV = [*PYTHON, f"import sys; sys.path.insert(0, {HERE!r}); import openenv_webshop; openenv_webshop.serve()"]
+OPENENV = [
+    sys.executable,
+    "-c",
+    f"import sys; sys.path.insert(0, {HERE!r}); import openenv_webshop; openenv_webshop.serve()",
+]
 OFFERED = 2500.0
 """Steps per second that all clients together ask for when they think between steps."""
 AT_ONCE = 64

@@ -44,17 +44,8 @@ def train(way: str, seed: int, steps: int, folder: Path, words: list[str]) -> li
     found = panels(folder)
     if not found:
         settings = [*WAYS[way], f"rollout.eta={ETA}", *words, "--seed", str(seed), "--steps", str(steps)]
-        command = [
-            sys.executable,
-            "-m",
-            "rollenv.cli.app",
-            "train",
-            "--env",
-            "webshop",
-            *settings,
-            "--out",
-            str(folder),
-        ]
+        job = ["train", "--env", "webshop", *settings, "--out", str(folder)]
+        command = [sys.executable, "-m", "rollenv", *job]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         found = panels(folder)
     return found

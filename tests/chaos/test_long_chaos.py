@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+ROLLENV = [sys.executable, "-m", "rollenv"]
 STEPS, GROUPS, SIZE = 30, 2, 4
 WORDS = [
     f"steps={STEPS}",

@@ -12,7 +12,7 @@ import pytest
 
 from rollenv.evaluation.records import Journal
 
-ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+ROLLENV = [sys.executable, "-m", "rollenv"]
 SLOW = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})

@@ -18,7 +18,7 @@ import pytest
 
 from rollenv.cli import main
 
-VERB = ["-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+VERB = ["-m", "rollenv"]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from rollenv.trainers.metrics import read_metrics
 pytestmark = pytest.mark.timeout(600)  # a node is several processes that all load torch
 
 IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
-ROLLENV = [sys.executable, "-X", "faulthandler", "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+ROLLENV = [sys.executable, "-X", "faulthandler", "-m", "rollenv"]
 SMALL = ["agent.system=", "agent.list_actions=false", "rollout.groups=2", "rollout.group_size=4", "threads=1"]
 SMALL += ["sampling.max_tokens=8", "eval.episodes=4", "eval.every=0", "checkpoint.every=0"]
 

@@ -24,7 +24,7 @@ from rollenv.cli import main
 from rollenv.rollout.figures import depends_on_speed
 
 IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
-ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+ROLLENV = [sys.executable, "-m", "rollenv"]
 TERSE = ["agent.system=", "agent.list_actions=false"]
 SMALL = [*TERSE, "rollout.groups=2", "rollout.group_size=4", "eval.episodes=4", "sampling.max_tokens=8", "threads=1"]
 

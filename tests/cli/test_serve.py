@@ -18,7 +18,7 @@ from rollenv.cli import main
 from rollenv.server.client import facts_of
 
 IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
-ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+ROLLENV = [sys.executable, "-m", "rollenv"]
 
 
 @pytest.fixture

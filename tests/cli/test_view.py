@@ -15,7 +15,7 @@ from viewer.folders import episode, evaluation
 
 from rollenv.cli import main
 
-ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+ROLLENV = [sys.executable, "-m", "rollenv"]
 IMPORT = ["--import", str(Path(__file__).parent / "colours_env.py")]
 
 

@@ -24,7 +24,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 TESTS = Path(__file__).resolve().parents[1]
-ROLLENV = [sys.executable, "-c", "import sys; from rollenv.cli import main; sys.exit(main())"]
+ROLLENV = [sys.executable, "-m", "rollenv"]
 TOKEN, MESSAGE_BYTES, LEASE = "secret", 1 << 16, 2
 HUGE = 100 << 20
 CLIENTS, SESSIONS = 5, 200
