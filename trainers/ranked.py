@@ -97,9 +97,9 @@ class TrainerRank(Giver):
     def offload(self) -> int:
         """See `Learner.offload`."""
         to = self._job.config.devices.offload
-        if not self._by_turns or to == "none":
+        if not self._by_turns:
             return 0
-        freed = self.trainer.offload(to)
+        freed = 0 if to == "none" else self.trainer.offload(to)
         if self.device().type == "cuda":
             torch.cuda.empty_cache()  # the engine's own process is another one
         return freed

@@ -24,7 +24,7 @@ from rollenv.cluster.links import Medium, Seat
 from rollenv.cluster.runtime import Handle
 from rollenv.cluster.weights import Manifest, packed, unpacked
 from rollenv.cluster.worker_group import WorkerGroup
-from rollenv.inference.base import InvalidRequest, LastingWeights
+from rollenv.inference.base import InvalidRequest, LastingWeights, WeightsGone
 from rollenv.inference.buckets import fill, layout
 from rollenv.inference.handles import Handles, gpu_of, handles_of
 
@@ -275,7 +275,10 @@ class HeldWeights(LastingWeights):
     def _tensors(self) -> dict[str, Tensor]:
         if self._fetched is None:
             future = asyncio.run_coroutine_threadsafe(self._handover.kept(self._number), self._loop)
-            self._fetched = unpacked(*future.result())
+            try:
+                self._fetched = unpacked(*future.result())
+            except Exception as error:
+                raise WeightsGone(f"the trainer does not give them: {type(error).__name__}: {error}") from error
         return self._fetched
 
     def __getitem__(self, name: str) -> Tensor:

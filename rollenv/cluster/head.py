@@ -19,7 +19,7 @@ KNOCK_SECONDS = 10.0
 
 def knock(address: str | None) -> None:
     """Raises OSError when nobody answers at `HOST:PORT`: Ray itself tries for minutes before it says so."""
-    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    host, colon, port = (address or "").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
 

@@ -136,7 +136,8 @@ class Link:
         if self._broken:
             raise LinkBroken("this worker has left the link")
         try:
-            work.wait()
+            # Only with a bound does NCCL say here that work which has ended has failed.
+            work.wait(timedelta(seconds=LINK_SECONDS))
         except RuntimeError as error:
             raise LinkBroken(f"a member is gone: {_first_line(error)}") from error
 

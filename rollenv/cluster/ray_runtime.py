@@ -1,8 +1,9 @@
 """Workers as Ray actors, on this machine or on a cluster.
 
 Every worker is an actor with a process of its own. Devices are reserved by one placement group with a bundle for each
-node that has some; a worker sees exactly the devices that its mapping names (`CUDA_VISIBLE_DEVICES`), which Ray's own
-choice within a bundle would not promise, and counts as much of them as its `share` says.
+node that has some; a worker sees exactly the devices that its mapping names (`CUDA_VISIBLE_DEVICES`, out of those that
+its node was started with), which Ray's own choice within a bundle would not promise, and counts as much of them as its
+`share` says.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from typing import Any
 
 import ray
 import ray._private.state
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnschedulableError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+)
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -35,6 +44,10 @@ AS_NICE_AS_US = {"worker_niceness": 0}
 the controller, for environments, and for whoever shares the machine."""
 PLACEMENT_SECONDS = 60.0
 """How long the cluster may take to reserve devices."""
+DEATHS = RayActorError, OutOfMemoryError, NodeDiedError, RuntimeEnvSetupError, ActorUnschedulableError
+"""What Ray raises for an actor that is no more, or never will be: OutOfMemoryError where it has ended the actor itself
+before the machine ran out of memory."""
+VISIBLE, OURS = "CUDA_VISIBLE_DEVICES", "ROLLENV_NODE_DEVICES"
 
 
 def node_devices(nodes: Sequence[Mapping[str, Any]], leaving: Collection[str] = ()) -> list[int]:
@@ -149,7 +162,7 @@ class RayRuntime:
             if len({node for node, _ in places}) > 1:
                 named = ", ".join(map(str, spec.devices))
                 raise RollenvError(f"worker '{spec.name}' has devices {named}, which are on different nodes")
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for _, index in places)
+            env[OURS] = ",".join(str(index) for _, index in places)
             env["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
             options["num_gpus"] = spec.share * len(places)
             if self._group is not None:
@@ -175,10 +188,27 @@ def _init_arguments(config: RayConfig) -> dict[str, Any]:
     return own
 
 
+def visible(numbers: str, of: str) -> str:
+    """`CUDA_VISIBLE_DEVICES` for devices by their numbers on a node.
+
+    Args:
+        of: what the node itself may see (numbers or UUIDs, as it was started); empty: all that it has.
+
+    >>> visible("0,2", "")
+    '0,2'
+    >>> visible("0,2", "4,5,GPU-8a1")
+    '4,GPU-8a1'
+    """
+    wanted, names = [int(number) for number in numbers.split(",")], [name.strip() for name in of.split(",") if name]
+    return ",".join(names[i] if max(wanted) < len(names) else str(i) for i in wanted)
+
+
 class _Actor:
     """A host in a process of its own."""
 
     def __init__(self, name: str, make: Any) -> None:
+        if numbers := os.environ.pop(OURS, ""):
+            os.environ[VISIBLE] = visible(numbers, os.environ.get(VISIBLE, ""))
         self._host = Host(name, make)
 
     async def ready(self) -> str:
@@ -211,7 +241,7 @@ class _RayHandle:
         try:
             reply = getattr(self._actor, method).remote(*args, **kwargs).future()
             return await self._replies.wait(asyncio.wrap_future(reply))
-        except RayActorError as error:
+        except DEATHS as error:
             raise WorkerDied(f"worker '{self.name}' died: {str(error).strip().splitlines()[0]:.200}") from error
         except RayTaskError as error:
             cause = error.cause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollenv.config.section import Section
 
@@ -101,11 +101,20 @@ class RayConfig(Section):
     """The Ray cluster, where `runtime` is `ray`."""
 
     address: str | None = None
-    """A cluster that is there (`auto`, `HOST:PORT`, `ray://HOST:10001`); none starts one on this machine, which ends
-    with the run."""
+    """A cluster that is there (`auto`, `HOST:PORT`); none starts one on this machine, which ends with the run."""
     fake_gpus: int = Field(0, ge=0)
     """Devices that a cluster started here pretends to have; to try a mapping without them."""
     head_seconds: float = Field(60.0, gt=0)
     """How long its head may be away before the run gives it up; one that restarts with its state needs that long."""
     logs: bool = False
     """Whether what workers print appears here."""
+
+    @field_validator("address")
+    @classmethod
+    def _no_client(cls, address: str | None) -> str | None:
+        if address is not None and address.startswith("ray://"):
+            raise ValueError(
+                f"'{address}' is that of Ray's client server, which does not carry a run: start it on a node of the "
+                "cluster with ray.address=auto, or give HOST:6379"
+            )
+        return address

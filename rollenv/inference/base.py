@@ -78,9 +78,13 @@ def made_before(error: BaseException | None) -> Completion | None:
     return None
 
 
+class WeightsGone(EngineError):
+    """Weights that somebody else held cannot be had any more: no fault of the engine that was to take them."""
+
+
 class LastingWeights(Mapping[str, "torch.Tensor"]):
-    """Weights that never change: who keeps them need not copy them. They may be elsewhere, and to look at them may take
-    a while: not on an event loop."""
+    """Weights that never change, once somebody has looked at them: who keeps them need not copy them. They may be
+    elsewhere, and to look at them may take a while: not on an event loop; it raises WeightsGone when that is gone."""
 
 
 class Engine(Protocol):

@@ -28,6 +28,7 @@ from rollenv.inference.base import (
     InvalidRequest,
     LastingWeights,
     SamplingParams,
+    WeightsGone,
     fork,
 )
 from rollenv.inference.replica import Replica
@@ -117,6 +118,7 @@ class LLMProxy:
             self._router.open(name)
         self._dead: dict[str, str] = {}
         self._weights: Mapping[str, torch.Tensor] | None = None  # the present ones; None: no update has come through
+        self._asleep = False
         self._jobs: dict[int, _Job] = {}
         self._background: set[asyncio.Task[Any]] = set()  # updates, joins and drains
         self._successions: set[asyncio.Task[None]] = set()
@@ -214,18 +216,21 @@ class LLMProxy:
         Raises:
             InvalidRequest: no replica wants these tensors; nothing has changed.
             EngineDead: the proxy is closed, or no replica is left and no successor is on its way.
+            WeightsGone: who holds the weights does not give them; replicas may have these or the last ones.
         """
         self._ensure_open()
         await asyncio.shield(self._spawn(self._update(version, tensors)))
 
     async def sleep(self) -> None:
-        """Sends every replica to sleep that can. One that fails to is declared dead."""
+        """Sends every replica to sleep that can, and who joins before `wake`. One that fails to is declared dead."""
         self._ensure_open()
+        self._asleep = True
         await asyncio.gather(*(self._tell(replica, optional.sleep) for replica in list(self._replicas.values())))
 
     async def wake(self) -> None:
         """Wakes them again."""
         self._ensure_open()
+        self._asleep = False
         await asyncio.gather(*(self._tell(replica, optional.wake) for replica in list(self._replicas.values())))
 
     async def close(self) -> None:
@@ -391,6 +396,9 @@ class LLMProxy:
             replicas = list(self._replicas.values())
             outcomes = await asyncio.gather(*(self._give_weights(replica, version, tensors) for replica in replicas))
             refusals = {r: outcome for r, outcome in zip(replicas, outcomes, strict=True) if outcome is not None}
+            for refusal in refusals.values():
+                if isinstance(refusal, WeightsGone):
+                    raise refusal
             live = [replica for replica in replicas if self._is_here(replica)]
             if live and all(replica in refusals for replica in live):
                 raise refusals[live[0]]
@@ -399,23 +407,26 @@ class LLMProxy:
             # A successor that is on its way gets them when it joins, whether the last replica died just now or before.
             if not any(self._is_here(replica) for replica in replicas) and not self._router.has_future:
                 raise EngineDead(f"no replica is left that could take the weights of version {version}")
+            if not any(self._is_here(replica) for replica in replicas):
+                await asyncio.to_thread(len, tensors)  # who holds them may change them before the successor looks
             self._weights = await asyncio.to_thread(_kept, tensors, self._weights)
             self._version = version
 
     async def _give_weights(
         self, replica: Replica, version: int, tensors: Mapping[str, torch.Tensor]
-    ) -> InvalidRequest | None:
-        """Returns the replica's refusal, if it refuses; one that fails is dead afterwards."""
+    ) -> EngineError | None:
+        """Returns why the replica has other weights still and lives: it refuses these, or they are gone. One that fails
+        is dead afterwards."""
         try:
             with replica.control():
                 await replica.engine.update_weights(version, tensors)
-        except InvalidRequest as refusal:
+        except (InvalidRequest, WeightsGone) as refusal:
             return refusal
         except Exception as error:
             self._give_up(replica, f"it did not take the weights of version {version}: {_sentence(error)}")
         return None
 
-    async def _bring_up_to_date(self, newcomer: Replica) -> InvalidRequest | None:
+    async def _bring_up_to_date(self, newcomer: Replica) -> EngineError | None:
         if self._weights is None:
             return None
         return await self._give_weights(newcomer, self._version, self._weights)
@@ -461,11 +472,20 @@ class LLMProxy:
             self._remove(replica, EngineDead("joining was cancelled"))
             raise
         if refusal is not None:
-            self._give_up(replica, f"it refused the weights of version {self._version}: {refusal}")
+            did = "refused" if isinstance(refusal, InvalidRequest) else "could not have"
+            self._give_up(replica, f"it {did} the weights of version {self._version}: {refusal}")
+        await self._let_sleep(replica)
         if not self._is_here(replica):
             raise EngineError(f"replica '{name}' could not join: {self._dead.get(name, 'the proxy was closed')}")
         self._wake(self._router.open(name))
         return name
+
+    async def _let_sleep(self, newcomer: Replica) -> None:
+        """Where the others sleep so does a newcomer: somebody else has the memory of their devices."""
+        asleep = False
+        while self._is_here(newcomer) and asleep != self._asleep:  # they may be woken while it falls asleep
+            asleep = self._asleep
+            await self._tell(newcomer, optional.sleep if asleep else optional.wake)
 
     def _check_newcomer(self, name: str, engine: Engine) -> None:
         bound, promised = engine.max_length, self._max_length

@@ -537,14 +537,18 @@ class TorchEngine:
         for session in self._sessions:
             self._sessions.free(session)
         self._cache.clear()
-        self._parked = await asyncio.wrap_future(
-            self._workers[0].submit(lambda: Parked(self._model.parameters(), "host"))
-        )
+        self._parked = await asyncio.wrap_future(self._workers[0].submit(self._park))
         self._asleep = True
         for future in self._to_sleep:
             if not future.done():
                 future.set_result(None)
         self._to_sleep.clear()
+
+    def _park(self) -> Parked:
+        parked = Parked(self._model.parameters(), "host")
+        if self._decoder.device.type == "cuda":
+            torch.cuda.empty_cache()  # what is only free here no other process can have
+        return parked
 
     async def _fetch_weights(self) -> None:
         parked, self._parked = self._parked, None

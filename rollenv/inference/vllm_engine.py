@@ -37,7 +37,7 @@ from rollenv.inference.base import (
     note_made,
 )
 from rollenv.inference.buckets import BUCKET_BYTES, Manifest, SharedBuffer, bucket_of, fill, first_names, layout
-from rollenv.inference.handles import handles_of
+from rollenv.inference.handles import gpu_of, handles_of
 from rollenv.inference.requests import check_ids, check_not_empty, check_sampling, check_tensors
 from rollenv.inference.vllm_process import started, write_model
 from rollenv.inference.vllm_worker import to_wire
@@ -152,6 +152,7 @@ class VLLMEngine:
             arguments["block_size"] = CPU_BLOCK
         self._stale_kv, self._version, self._can_sleep = stale_kv, version, can_sleep and device != "cpu"
         self._can_stop_at_text = tokenizer is not None
+        self._device = device
         self._vocab = int(model.get_input_embeddings().weight.shape[0])
         state = model.state_dict()
         self._names = first_names(state)  # vLLM loads a weight by its first name
@@ -352,7 +353,7 @@ class VLLMEngine:
     async def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Sends the tensors through two buffers in turn: one is filled while the other is loaded."""
         manifest, sizes = layout(tensors, BUCKET_BYTES)
-        put = self._put_on_gpu if all(tensor.is_cuda for tensor in tensors.values()) else self._put_in_memory
+        put = self._put_on_gpu if on_gpu_of(self._device, tensors) else self._put_in_memory
         sent: asyncio.Future[Any] | None = None
         for i, size in enumerate(sizes):
             part = bucket_of(manifest, i)
@@ -469,6 +470,12 @@ class VLLMEngine:
 
 
 # -- to and from vLLM ------------------------------------------------------------------------------------------------
+
+
+def on_gpu_of(device: str, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether all tensors are in the memory of the very GPU that is meant: another one's may be out of reach there."""
+    gpu = gpu_of(device)
+    return bool(gpu) and {gpu_of(where) for where in {tensor.device for tensor in tensors.values()}} == {gpu}
 
 
 def _parameters(sampling: SamplingParams, limit: int) -> Any:

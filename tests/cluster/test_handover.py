@@ -24,6 +24,7 @@ from rollenv.cluster.runtime import LocalRuntime, Runtime, WorkerSpec  # noqa: E
 from rollenv.cluster.weights import Publisher  # noqa: E402
 from rollenv.cluster.worker_group import WorkerGroup  # noqa: E402
 from rollenv.inference import EngineDead, InvalidRequest, LLMProxy, ScriptedEngine  # noqa: E402
+from rollenv.inference.base import WeightsGone  # noqa: E402
 from rollenv.inference.buckets import layout  # noqa: E402
 
 
@@ -45,6 +46,10 @@ def rank(state: dict[str, Any]) -> Any:
 
         def change(self, state: dict[str, Any]) -> None:
             self.state = state
+
+        def overwrite(self) -> None:
+            for tensor in self.state.values():
+                tensor.zero_()
 
         def hand_over(self, issue: int, link: bool, handles: bool) -> Any:
             self.sent += 1
@@ -236,10 +241,36 @@ def test_when_the_rank_is_gone_no_engine_says_that_it_has_what_it_has_not(in_run
         proxy = LLMProxy(found)
         await proxy.update_weights(1, handover.issue())
         ranks.kill()
-        with pytest.raises(EngineDead):
+        with pytest.raises(WeightsGone):
             await proxy.update_weights(2, handover.issue())
         assert [engine.version for engine in found] == [1, 1]
+        assert (proxy.version, dict(proxy.dead)) == (1, {}), "the engines have done nothing wrong"
         await proxy.close()
+
+    in_runtime(test)
+
+
+def test_weights_that_nobody_was_there_to_take_are_kept_for_who_comes(in_runtime: InRuntime) -> None:
+    model, other = build(seed=0), build(seed=1)
+    expected = alone(model, other.state_dict())
+
+    async def test(runtime: Runtime) -> None:
+        ranks, handover, (first,) = await parts(runtime, model, 1)
+        may_come = asyncio.Event()
+
+        async def successor(name: str, cause: str) -> RemoteEngine:
+            await may_come.wait()
+            return (await engines(runtime, model, [1]))[0]
+
+        proxy = LLMProxy([first], successor=successor)
+        first.handle.kill()
+        await ranks.rank_zero("change", {name: one.clone() for name, one in other.state_dict().items()})
+        await proxy.update_weights(1, handover.issue())
+        await ranks.rank_zero("overwrite")  # as the next step of training does
+        may_come.set()
+        assert said(await played(proxy)) == said(expected)
+        await proxy.close()
+        await ranks.stop()
 
     in_runtime(test)
 

@@ -146,6 +146,26 @@ def test_nobody_waits_for_ever_for_those_who_do_not_come() -> None:
         Seat().take("127.0.0.1:1", 1, 2, CPU, 0.5)
 
 
+def test_work_that_has_ended_with_an_error_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's way: work whose peer is gone counts as completed, and only a `wait` with a bound raises what happened."""
+
+    class Work:
+        def is_completed(self) -> bool:
+            return True
+
+        def wait(self, timeout: Any = None) -> None:
+            if timeout is not None:
+                raise RuntimeError("NCCL communicator was aborted")
+
+    class Group:
+        def broadcast(self, tensors: Any, options: Any) -> Work:
+            return Work()
+
+    monkeypatch.setattr("rollenv.cluster.links._process_group", lambda *_: Group())
+    with pytest.raises(LinkBroken, match="a member is gone: NCCL communicator was aborted"):
+        Link(None, 1, 2, CPU)
+
+
 def words(tensors: Any) -> Any:
     return {name: tensor.tolist() for name, tensor in tensors.items()}
 

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from cluster.conftest import InRuntime
 
+from rollenv.cluster.head import Replies
 from rollenv.cluster.runtime import Runtime, WorkerDied, WorkerSpec
 from rollenv.cluster.worker_group import WorkerGroup
 
@@ -165,6 +167,43 @@ def test_a_ray_worker_sees_the_devices_of_its_mapping(ray_cluster: Any) -> None:
             await handle.stop()
         finally:
             ray_cluster.give_back()
+
+    asyncio.run(test())
+
+
+def test_devices_are_counted_among_those_that_the_node_was_started_with(ray_cluster: Any) -> None:
+    async def test() -> None:
+        ray_cluster.reserve((1, 2, 3))
+        try:
+            seen = {"CUDA_VISIBLE_DEVICES": "4,5,GPU-8a1,7"}
+            handle = await ray_cluster.start(spec("mapped", devices=(3, 1), share=0.5, env=seen))
+            assert await handle.call("variable", "CUDA_VISIBLE_DEVICES") == "7,5"
+            await handle.stop()
+        finally:
+            ray_cluster.give_back()
+
+    asyncio.run(test())
+
+
+def test_what_ray_says_of_an_actor_that_it_has_ended_is_a_death() -> None:
+    """Ray's memory monitor needs a machine without memory; what it then raises is not the error of other deaths."""
+    exceptions, module = pytest.importorskip("ray.exceptions"), pytest.importorskip("rollenv.cluster.ray_runtime")
+
+    class Ended:
+        def __getattr__(self, method: str) -> Any:
+            return self
+
+        def remote(self, *args: Any) -> Any:
+            return self
+
+        def future(self) -> Any:
+            reply: Future[Any] = Future()
+            reply.set_exception(exceptions.OutOfMemoryError("killed by the memory monitor"))
+            return reply
+
+    async def test() -> None:
+        with pytest.raises(WorkerDied, match="worker 'rank-0' died: killed by the memory monitor"):
+            await module._RayHandle("rank-0", Ended(), Replies()).call("step")
 
     asyncio.run(test())
 

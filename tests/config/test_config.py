@@ -130,6 +130,7 @@ MISTAKES = {
     "negative": (["eta=-1"], r"rollout\.eta=-1"),
     "a torch engine on two devices": (["runtime=ray", "per_engine=2"], r"say rollout\.engine=vllm"),
     "tensor parallel on a cluster": (["runtime=ray", "tensor_parallel=2"], r"on a cluster say devices\.per_engine"),
+    "Ray's client": (["runtime=ray", "ray.address=ray://head:10001"], r"ray\.address=.*give HOST:6379"),
     "no such choice": (["loss=ppo"], r"algo\.loss=\"ppo\": .*'ppo_clip'"),
     "top_p": (["top_p=1.5"], r"sampling\.top_p=1\.5"),
     "needs another": (["aggregation=constant"], r"constant_length"),

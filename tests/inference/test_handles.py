@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from rollenv.inference import vllm_engine  # noqa: E402
 from rollenv.inference.handles import gpu_of, handles_of, opened  # noqa: E402
 
 
@@ -22,6 +24,21 @@ def read(handles: Any, answers: Any, done: Any) -> None:
 
 def test_a_cpu_has_no_name() -> None:
     assert gpu_of("cpu") == ""
+
+
+def test_handles_are_for_engines_on_the_gpu_where_the_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(device: Any) -> str:
+        return {"cpu": "", "cuda": "GPU-0"}.get(str(device), f"GPU-{torch.device(device).index}")
+
+    def on(*devices: str) -> Any:
+        return {str(i): SimpleNamespace(device=torch.device(device)) for i, device in enumerate(devices)}
+
+    monkeypatch.setattr(vllm_engine, "gpu_of", named)
+    assert vllm_engine.on_gpu_of("cuda", on("cuda:0", "cuda:0"))
+    assert vllm_engine.on_gpu_of("cuda:1", on("cuda:1"))
+    assert not vllm_engine.on_gpu_of("cuda:1", on("cuda:0")), "its process does not see the first one"
+    assert not vllm_engine.on_gpu_of("cuda:0", on("cuda:0", "cpu"))
+    assert not vllm_engine.on_gpu_of("cpu", on("cpu"))
 
 
 @pytest.mark.gpu

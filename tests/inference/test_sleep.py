@@ -114,6 +114,25 @@ def test_all_replicas_of_a_proxy_sleep() -> None:
     asyncio.run(main())
 
 
+def test_who_joins_a_proxy_that_sleeps_sleeps_too() -> None:
+    async def main() -> None:
+        first, late = engine(), engine()
+        proxy = LLMProxy([first])
+        await proxy.sleep()
+        await proxy.join(late)
+        asked = asyncio.ensure_future(proxy.generate([1, 2, 3], sampling(), session="s"))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        assert [one.stats().kv_bytes for one in (first, late)] == [0, 0]
+        await proxy.wake()
+        assert len((await asked).ids) == 24
+        both = [asyncio.ensure_future(proxy.generate([1, 2, i], sampling(), session=str(i))) for i in range(4)]
+        assert [len((await one).ids) for one in both] == [24] * 4
+        await proxy.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_what_is_parked_on_the_disk_is_free_and_comes_back_to_the_bit() -> None:
     whole = torch.randn(1000)
     view, other = whole[10:20], torch.randn(7).to(torch.bfloat16)
