@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rollenv.errors import RollenvError
 
@@ -26,6 +27,11 @@ def write_atomically(path: Path, parts: Iterable[str]) -> None:
             file.writelines(parts)
     except OSError as error:
         raise RollenvError(f"cannot write '{path}': {error.strerror}; nothing there was changed") from error
+
+
+def as_text(value: Any) -> str:
+    """Text that UTF-8 has: half of a surrogate pair, which models do write, becomes a question mark."""
+    return str(value).encode("utf-8", "replace").decode("utf-8")
 
 
 def stamp(folder: Path) -> str:

@@ -74,12 +74,12 @@ class StopAt:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, when: int) -> None:
         self.run: TrainRun | None = None
-        self.steps = 0
+        self.steps, self.when = 0, when
         original = toys.Colours.step
 
         def step(env: Any, action: str) -> Any:
             self.steps += 1
-            if self.steps == when and self.run is not None:
+            if self.steps == self.when and self.run is not None:
                 self.run.request_stop()
             return original(env, action)
 

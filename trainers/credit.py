@@ -5,7 +5,7 @@ Pure functions over token streams; those that returns alone decide are in `data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -142,9 +142,19 @@ def return_std(groups: Sequence[Group], algo: AlgoConfig) -> float:
     return float(torch.tensor(returns, dtype=torch.float64).std()) if len(returns) > 1 else 0.0
 
 
-def chosen(groups: Sequence[Group], algo: AlgoConfig) -> list[Group]:
-    """The groups that train: all of them, or the `algo.train_share` of them whose returns are spread most."""
-    if algo.train_share == 1:
-        return list(groups)
-    returns = [[trained_return(t, algo) for t in group.trainable] for group in groups]
-    return [groups[i] for i in most_spread(returns, algo.train_share)] if groups else []
+def chosen(groups: Sequence[Group], algo_of: Callable[[str], AlgoConfig]) -> list[Group]:
+    """The groups that train, in their order: of those with the same algorithm all, or the `algo.train_share` of them
+    whose returns are spread most.
+
+    Args:
+        algo_of: the algorithm of an environment.
+    """
+    kept: set[int] = set()
+    by_algo: dict[AlgoConfig, list[Group]] = {}
+    for group in groups:
+        by_algo.setdefault(algo_of(group.request.env), []).append(group)
+    for algo, own in by_algo.items():
+        returns = [[trained_return(t, algo) for t in group.trainable] for group in own]
+        places = most_spread(returns, algo.train_share) if algo.train_share < 1 else range(len(own))
+        kept |= {own[i].request.index for i in places}
+    return [group for group in groups if group.request.index in kept]

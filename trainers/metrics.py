@@ -22,15 +22,15 @@ class StepLog:
     """A file of JSON lines, each of a `step`, that a resumed run continues.
 
     Args:
-        step: keep what an earlier process wrote up to this step and drop what came later; 0 starts anew.
+        step: keep what an earlier process wrote up to this step and drop what came later; None starts anew.
 
     Raises:
         RollenvError: it cannot be written.
     """
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path, step: int | None) -> None:
         self._path = path
-        kept = [line for line in read_lines(path) if line["step"] <= step] if step else []
+        kept = [line for line in read_lines(path) if line["step"] <= step] if step is not None else []
         write_atomically(path, (json.dumps(line) + "\n" for line in kept))
 
     def write(self, lines: Iterable[dict[str, Any]]) -> None:
@@ -47,28 +47,31 @@ class MetricsWriter:
 
     Args:
         run: the run's folder.
-        step: continue after this step; 0 starts anew.
+        step: the run goes on after this step; None: it begins.
         makers: of the trackers.
         project, config: what these get to know of the run.
+        due: the figures of `step` itself are still to come.
     """
 
     def __init__(
         self,
         run: Path,
-        step: int,
+        step: int | None,
         makers: Mapping[str, MakeTracker] | None = None,
         project: str = "rollenv",
         config: Mapping[str, Any] | None = None,
+        due: bool = False,
     ) -> None:
         makers = {"tensorboard": TensorBoard} if makers is None else makers
         self._run = run
         for later, file in kept_steps(run):
-            if later > step:  # of a future that the run has turned away from
+            if step is None or later > step:  # of a future that the run has turned away from
                 file.unlink()
-        self._figures = StepLog(run / "metrics.jsonl", step)
+        last = step if step is None else step - due
+        self._figures = StepLog(run / "metrics.jsonl", last)
         self._groups = StepLog(run / "groups.jsonl", step)
-        name = run_id(run, step) if set(makers) - {"tensorboard"} else ""
-        self._trackers = Trackers(makers, TrackedRun(run, step, name, project, config or {}))
+        name = run_id(run, begins=step is None) if set(makers) - {"tensorboard"} else ""
+        self._trackers = Trackers(makers, TrackedRun(run, last or 0, name, project, config or {}))
 
     def write(self, figures: dict[str, Any]) -> None:
         """Writes the figures of a step, `step` among them. Raises RollenvError when the disk refuses."""

@@ -128,13 +128,8 @@ class Planner:
             shares: micro-batches that are computed at the same time.
             ranks: among whom they are dealt.
         """
-        chosen: list[Group] = list(groups)
-        if any(algo.train_share < 1 for algo in self.algos):
-            kept = [credit.chosen(self._groups_of(groups, i), algo) for i, algo in enumerate(self.algos)]
-            indices = {group.request.index for part in kept for group in part}
-            chosen = [group for group in groups if group.request.index in indices]
-        stds = [credit.return_std(self._groups_of(chosen, i), algo) for i, algo in enumerate(self.algos)]
-        cut = [chosen[i :: self._optim.minibatches] for i in range(self._optim.minibatches)]
+        stds = [credit.return_std(self._groups_of(groups, i), algo) for i, algo in enumerate(self.algos)]
+        cut = [groups[i :: self._optim.minibatches] for i in range(self._optim.minibatches)]
         plan = [self._minibatch(part, stds, shares) for part in cut if part]
         for parts in plan:
             micros = [micro for part in parts for micro in part.micros]

@@ -37,6 +37,7 @@ from rollenv.rollout.setup import batch_plan, episode_limits, sampling_params
 from rollenv.rollout.timeline import TRAINER, Timeline, span
 from rollenv.seeding import derive_seed
 from rollenv.trainers import checkpoint
+from rollenv.trainers.credit import chosen
 from rollenv.trainers.data import trained_return
 from rollenv.trainers.health import CollapseDetector
 from rollenv.trainers.learner import TrainJob
@@ -80,7 +81,7 @@ class TrainRun:
         model: the model folder or hub name to start from.
         resume: a checkpoint to continue from.
         on_figures: gets figures as they come.
-        timeline: draws the run when given; `train` closes it.
+        timeline: draws the run when given; its owner closes it, as another run may go on with it.
         parts: what learns and what generates, when they are not in this process.
     """
 
@@ -102,6 +103,7 @@ class TrainRun:
         self._model = str(model)
         self._stop = asyncio.Event()
         self.step = 0
+        self._amid_step = False  # from a batch that was taken to the figures of its step: no state to go on from
         self._result: dict[str, Any] = {}
         self._figures: dict[str, Any] | None = None  # of a step whose evaluation is still to come
         self._health = CollapseDetector(config.health)
@@ -114,7 +116,8 @@ class TrainRun:
             self.learner, self.engine = self._parts.learner, self._parts.engine
             self._prepare_rollouts(resume)
             settings = config.model_dump(mode="json")
-            self._metrics = MetricsWriter(self.folder, self.step, trackers, config.track_project, settings)
+            after, due = self.step if resume else None, self._figures is not None or self.step == 0
+            self._metrics = MetricsWriter(self.folder, after, trackers, config.track_project, settings, due)
             kept = config.checkpoint
             self._writer = checkpoint.Writer(self.folder, kept.keep, kept.upload, self._on_checkpoint)
         except BaseException:
@@ -143,13 +146,22 @@ class TrainRun:
         if self._timeline is not None:
             self._timeline.queue_depth = lambda: self.scheduler.queued
         algos = algorithms(config)
-        plan = batch_plan(config.rollout, lambda t: trained_return(t, algos.get(t.env, config.algo)))
+        plan = batch_plan(
+            config.rollout,
+            lambda t: trained_return(t, algos.get(t.env, config.algo)),
+            lambda groups: chosen(groups, lambda env: algos.get(env, config.algo)),
+        )
         buffer = SampleBuffer(plan, self.worlds.source(config), config.seed)
         self.controller = RolloutController(self.scheduler, buffer, bias)
         if resume is not None and state is not None:
             self._check_resumed(state)
             self.step, self._figures = int(state["step"]), state["figures"]
             self.controller.load_state_dict(resume.rollouts())
+            if self.controller.version != self.step:
+                raise RollenvError(
+                    f"'{resume.folder}' was written amid step {self.step}, by an earlier rollenv: remove it, and --resume "
+                    "goes on from the one before"
+                )
             if "health" in state:
                 self._health.load_state_dict(state["health"])
                 self._collapse = state["collapse"]
@@ -192,7 +204,8 @@ class TrainRun:
         Raises:
             Interrupted: it was asked to stop; a checkpoint has been written.
             RollenvError: episodes fail and fail, or the policy collapses and `health.action` is `stop` (a checkpoint
-                has been written in both cases), or the disk is full.
+                has been written in both cases), or the disk is full, or a step could not be carried through: the last
+                checkpoint is then of a step before it.
         """
         try:
             await self._send_weights()
@@ -205,15 +218,20 @@ class TrainRun:
                 self._writer.check()
                 await self.learner.ensure_stays()
                 self._figures = await self._one_step()
+                self._amid_step = False
                 await self._finish_step()
                 self._stop_if_collapsed()
             await self._writer.settled()
             return self._result
         except RollenvError:
-            # What was trained since the last checkpoint is not lost with the environment or the engine that broke.
+            # What was trained since the last checkpoint is not lost with the environment that broke.
             with contextlib.suppress(RollenvError):
                 await self._writer.settled()
-            if self.step and all(kept.step != self.step for kept in checkpoint.found(self.folder)):
+            if (
+                self.step
+                and not self._amid_step
+                and all(kept.step != self.step for kept in checkpoint.found(self.folder))
+            ):
                 with contextlib.suppress(RollenvError):
                     await self._written_checkpoint()
             raise
@@ -226,7 +244,7 @@ class TrainRun:
             self.worlds.close()
             self._metrics.close()
             if self._timeline is not None:
-                self._timeline.close()
+                self._timeline.flush()
 
     def _on_checkpoint(self, written: checkpoint.Checkpoint) -> None:
         self._on_figures("checkpoint", {"step": written.step, "folder": str(written.folder)})
@@ -254,6 +272,7 @@ class TrainRun:
             began, queue = time.perf_counter(), self.scheduler.queued
             with span(self._timeline, "rollout wait"):
                 batch = await self._interruptible(self.controller.next_batch())
+            self._amid_step = True
             # Here, not as groups finish: what a seed decides must not depend on who was first.
             for task in self.worlds.book(batch):
                 log.warning("task '%s' is in quarantine: its episodes failed for good too often", task)

@@ -36,7 +36,7 @@ class TrackedRun:
 
     Attributes:
         folder: the run's; its name is what people call the run.
-        step: it continues after this step; 0: it begins.
+        step: figures of later steps follow.
         id: distinct, and the same when the run is resumed.
         project: what the run is listed under.
         config: all settings, as JSON would say them.
@@ -274,10 +274,10 @@ class _Guarded:
             )
 
 
-def run_id(folder: Path, step: int) -> str:
+def run_id(folder: Path, begins: bool) -> str:
     """The id under which a run is known elsewhere: a new one when it begins, the same when it goes on."""
     path = folder / "tracking-id"
-    if step and path.is_file():
+    if not begins and path.is_file():
         return path.read_text(encoding="utf-8").strip()
     name = uuid.uuid4().hex[:16]
     write_atomically(path, [name + "\n"])

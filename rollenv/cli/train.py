@@ -185,8 +185,7 @@ def _continued(folder: Path, env: str | None, file: Path | None, words: Sequence
         raise RollenvError(f"'{folder}' holds no checkpoint to continue from: start the run anew with another --out")
     state = checkpoint.state()
     old = TrainConfig.model_validate(state["config"]).model_copy(update={"out": str(folder)})
-    if env is None:
-        env_of(old.env, old.env_url)
+    env_of(env or old.env, _url_of(old, file, words))  # it may be known by its server alone
     new = _with_changes(old, env, file, words)
     for key, (was, now) in differences(old, new).items():
         if key not in MAY_CHANGE:
@@ -197,6 +196,15 @@ def _continued(folder: Path, env: str | None, file: Path | None, words: Sequence
     if new.steps < checkpoint.step:
         raise RollenvError(f"the run in '{folder}' is at step {checkpoint.step} already, beyond steps={new.steps}")
     return _Plan(new, folder, checkpoint, str(state["model"]))
+
+
+def _url_of(old: TrainConfig, file: Path | None, words: Sequence[str]) -> str | None:
+    """Where the environment is played from now on: as a word says, or the file that is given now, or as before."""
+    from rollenv.config.load import parse_override, read_toml
+
+    before = {"env_url": old.env_url} if file is None else read_toml(file)
+    url = (before | dict(map(parse_override, words))).get("env_url")
+    return None if url in (None, "none") else str(url)
 
 
 def _with_changes(old: TrainConfig, env: str | None, file: Path | None, words: Sequence[str]) -> TrainConfig:

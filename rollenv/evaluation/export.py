@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rollenv.errors import RollenvError
 from rollenv.evaluation.atif import as_atif
 from rollenv.evaluation.records import TRAJECTORIES, episode_lines
-from rollenv.files import new_file, new_folder, write_atomically
+from rollenv.files import as_text, new_file, new_folder, write_atomically
 from rollenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ ROW = {
     "turns": "observation, completion, action (texts), reward, valid_action, fork, prompt_ids, completion_ids, "
     "logprobs, policy_versions (per sampled token), branch_returns, and seconds as JSON text",
 }
-"""Columns of a row -> meaning. In JSON lines, what is JSON text here is an object."""
+"""Columns of a row -> meaning. In JSON lines, what is JSON text here is an object, and half of a surrogate pair, which
+models do write and UTF-8 does not have, is kept; in a row it is a question mark."""
 
 _STEP_FILE = re.compile(r"step-(\d+)\.jsonl")
 
@@ -136,9 +137,13 @@ def as_row(exported: Exported) -> dict[str, Any]:
     """An episode as Parquet has it."""
     row = exported.to_dict()
     row["info"], row["branch_cost"] = json.dumps(row["info"]), json.dumps(row["branch_cost"])
-    for turn in row["turns"]:
-        turn["seconds"] = json.dumps(turn["seconds"])
-    return row
+    row["turns"] = [_texts(turn | {"seconds": json.dumps(turn["seconds"])}) for turn in row["turns"]]
+    row["failure"] = _texts(row["failure"]) if row["failure"] else None
+    return _texts(row)
+
+
+def _texts(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: as_text(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def from_row(row: Mapping[str, Any]) -> Exported:

@@ -8,9 +8,9 @@ events.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from rollenv.rollout.groups import Group, GroupRequest, Selection, planned
 from rollenv.rollout.selection import FilterMode, Worth, episode_return, has_signal
@@ -18,10 +18,14 @@ from rollenv.rollout.sources import Draw, TaskSource
 from rollenv.rollout.staleness import admissible, last_version, overdue
 from rollenv.trajectory import fields_of
 
+Choice: TypeAlias = Callable[[Sequence[Group]], list[Group]]
+"""Some of the groups, in their order."""
+
 
 @dataclass(slots=True)
 class Batch:
-    """The groups of one training step, by index; `idle` are those without signal, played but not trained."""
+    """The groups of one training step, by index; `idle` are those without signal, or that the trainer does not want:
+    played but not trained."""
 
     version: int
     groups: list[Group]
@@ -52,6 +56,7 @@ class BatchPlan:
         extra_samples: so many episodes more than n are begun for a group.
         selection: which of redundant rollouts count.
         worth: what an episode is worth to the trainer; a group whose episodes are all worth the same has no signal.
+        choice: which of the groups with signal the trainer wants.
     """
 
     groups: int
@@ -63,6 +68,7 @@ class BatchPlan:
     extra_samples: int = 0
     selection: Selection = "first"
     worth: Worth = episode_return
+    choice: Choice = list
 
 
 @dataclass(slots=True)
@@ -179,10 +185,11 @@ class SampleBuffer:
         chosen, idle = self._chosen(), self._idle
         gone = {group.request.index for group in chosen}
         self._ready, self._idle = [g for g in self._ready if g.request.index not in gone], []
-        batch = Batch(self.version, [], idle)
-        for group in sorted(chosen, key=lambda group: group.request.index):
-            trains = self.plan.filter_mode == "keep" or has_signal(group, self.plan.worth)
-            (batch.groups if trains else batch.idle).append(group)
+        chosen.sort(key=lambda group: group.request.index)
+        keeps_all = self.plan.filter_mode == "keep"
+        wanted = self.plan.choice([g for g in chosen if keeps_all or has_signal(g, self.plan.worth)])
+        trained = {group.request.index for group in wanted}
+        batch = Batch(self.version, wanted, [*idle, *(g for g in chosen if g.request.index not in trained)])
         for group in batch.played:  # in an order that does not depend on who was quick
             request, ended = group.request, group.trainable
             self._source.report(Draw(request.task, request.env), sum(bool(t.success) for t in ended), len(ended))

@@ -102,14 +102,17 @@ class EnvPool:
         self._make, self._executor = make, executor
         self._gate = Gate(max_concurrency)
         self._closing: set[threading.Thread] = set()
+        self._tasks: TaskSet | None = None  # known before anybody plays: to ask later would take one more environment
         self._idle: list[TextEnv] = [] if first is None else [self._placed(first)]
 
     @property
     def tasks(self) -> TaskSet:
         """What they can be reset to."""
-        if not self._idle:
-            self._idle.append(self._new())
-        return self._idle[-1].tasks
+        if self._tasks is None:
+            if not self._idle:
+                self._idle.append(self._new())
+            self._tasks = self._idle[-1].tasks
+        return self._tasks
 
     def limits(self, limits: EpisodeLimits) -> EpisodeLimits:
         """All of them."""

@@ -12,7 +12,7 @@ from rollenv.inference.base import Engine, SamplingParams
 from rollenv.inference.chat import ChatFormat
 from rollenv.inference.proxy import LLMProxy
 from rollenv.registration import EnvSpec, make
-from rollenv.rollout.buffer import BatchPlan
+from rollenv.rollout.buffer import BatchPlan, Choice
 from rollenv.rollout.env_pool import Environments, EnvPool, close_aside
 from rollenv.rollout.env_workers import WorkerPool
 from rollenv.rollout.episode import EpisodeLimits
@@ -147,8 +147,8 @@ def sampling_params(config: SamplingConfig, chat: ChatFormat, temperature: float
     )
 
 
-def batch_plan(config: RolloutConfig, worth: Worth) -> BatchPlan:
-    """What makes up a batch; `worth` is what an episode is worth to the trainer."""
+def batch_plan(config: RolloutConfig, worth: Worth, choice: Choice = list) -> BatchPlan:
+    """What makes up a batch; `worth` is what an episode is worth to the trainer, `choice` picks the groups it wants."""
     return BatchPlan(
         groups=config.groups,
         size=config.group_size,
@@ -159,6 +159,7 @@ def batch_plan(config: RolloutConfig, worth: Worth) -> BatchPlan:
         extra_samples=config.extra_samples,
         selection=config.selection,
         worth=worth,
+        choice=choice,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollenv.viewer.facts import as_text
+from rollenv.files import as_text
 from rollenv.viewer.tokens import TokenTexts
 
 LONGEST = 200_000

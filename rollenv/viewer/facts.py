@@ -12,6 +12,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from rollenv.evaluation.records import TIMINGS, TRAJECTORIES
+from rollenv.files import as_text
 from rollenv.trajectory import Failure
 
 ABOUT = 300
@@ -82,11 +83,6 @@ def parsed(line: bytes) -> Any:
         return from_json(line)
     except ValueError:  # half of a surrogate pair, which models do write, is an error to it, and none to Python
         return json.loads(line)
-
-
-def as_text(value: Any) -> str:
-    """Text that UTF-8 has: half a surrogate pair becomes a question mark."""
-    return str(value).encode("utf-8", "replace").decode("utf-8")
 
 
 def rank_in_group(members: Sequence[Facts]) -> None:

@@ -84,6 +84,20 @@ def test_rows_come_back_equal_through_arrow(exported: list[Exported]) -> None:
     assert [from_row(row) for row in table.to_pylist()] == exported
 
 
+def test_half_of_a_surrogate_pair_is_a_question_mark_in_parquet(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet", reason="pip install 'rollenv[export]'")
+    half = "so \ud83d"
+    turn = Turn(half, [1], [2], [-0.5], [0], completion=half, action=half, reward=0.0)
+    failure = Failure("env", "crash", half, 0)
+    played = Trajectory("shop", "t", 1, 0, 0, 0, [turn], StopReason.FAILED, failure, info={"said": half})
+    keep(tmp_path / "run", 1, [Exported(played)])
+    assert export(tmp_path / "run", "parquet", tmp_path / "it.parquet") == 1
+    (found,) = [from_row(row).trajectory for row in pq.read_table(str(tmp_path / "it.parquet")).to_pylist()]
+    (seen,) = found.turns
+    assert {seen.observation, seen.completion, seen.action, found.failure.message} == {"so ?"}
+    assert found.info == {"said": half}, "JSON text has a way to write it"
+
+
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "datasets"])
 def test_every_form_holds_the_episodes_of_all_kept_steps_in_order(
     form: Any, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,25 @@ def test_an_episode_that_is_cancelled_while_it_waits_never_began() -> None:
     run(main())
 
 
+def test_asking_for_the_tasks_while_all_are_out_makes_no_environment_more() -> None:
+    made: list[Corridor] = []
+
+    def make() -> Corridor:
+        made.append(Corridor())
+        return made[-1]
+
+    async def main() -> None:
+        pool = EnvPool(make, "inline", max_concurrency=1)
+        tasks = pool.tasks
+        env = await pool.acquire()
+        assert pool.tasks is tasks
+        assert len(made) == 1
+        pool.release(env, healthy=True)
+        pool.close()
+
+    run(main())
+
+
 def test_a_pool_calls_its_environments_as_it_is_told() -> None:
     places: list[str] = []
 

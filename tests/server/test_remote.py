@@ -69,7 +69,9 @@ def test_nobody_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> Non
     assert "no environment answers there" in capsys.readouterr().err
 
 
-def test_a_run_that_trains_there_takes_the_steps_of_one_here_and_resumes(colours: Any, tmp_path: Path) -> None:
+def test_a_run_that_trains_there_takes_the_steps_of_one_here_and_resumes(
+    colours: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     address, _ = colours
     toys.warm_policy().save(tmp_path / "model")
     words = ["agent.system=", "agent.list_actions=false", "rollout.groups=2", "rollout.group_size=2", "threads=1"]
@@ -78,6 +80,9 @@ def test_a_run_that_trains_there_takes_the_steps_of_one_here_and_resumes(colours
     assert main([*command, "--env", "colours", "--steps", "3", "--out", str(tmp_path / "here")]) == 0
     there = str(tmp_path / "there")
     assert main([*command, "--env-url", address, "--steps", "2", "--out", there]) == 0
+    nobody = "http://127.0.0.1:1/colours"
+    assert main(["train", "--resume", there, "steps=3", f"env_url={nobody}"]) == 2, "it goes where it is told to"
+    assert "no environment answers there" in capsys.readouterr().err
     registry.pop("Colours-v0")
     assert main(["train", "--resume", there, "steps=3"]) == 0
     rewards = [[line["reward"] for line in read_metrics(tmp_path / run) if line["step"]] for run in ("here", "there")]

@@ -96,8 +96,8 @@ def test_the_batchs_deviation_and_the_most_spread_groups() -> None:
     assert return_std(groups, algo()) == pytest.approx(
         float(torch.tensor([0, 1, 0.3, 1, 0, 0.5, 0.5, 1, 0, 1], dtype=torch.float64).std())
     )
-    assert [g.request.index for g in chosen(groups, algo(train_share=0.4))] == [1, 4]
-    assert chosen([], algo(train_share=0.4)) == []
+    assert [g.request.index for g in chosen(groups, lambda env: algo(train_share=0.4))] == [1, 4]
+    assert chosen([], lambda env: algo(train_share=0.4)) == []
 
 
 def test_branches_are_asked_for_where_there_are_none() -> None:

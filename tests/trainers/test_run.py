@@ -18,6 +18,8 @@ from runs import StopAt, assert_equal_runs, config, figures, interrupted, train,
 
 from rollenv.conformance.resources import Holdings, left_since  # noqa: E402
 from rollenv.errors import RollenvError  # noqa: E402
+from rollenv.evaluation.export import kept_steps, read  # noqa: E402
+from rollenv.inference.base import EngineDead  # noqa: E402
 from rollenv.rollout.timeline import Timeline  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
 from rollenv.trainers.metrics import MetricsWriter, read_groups, read_metrics  # noqa: E402
@@ -110,6 +112,76 @@ def test_a_task_that_fails_for_good_is_in_quarantine_and_in_the_checkpoint(
     state = checkpoint.newest(tmp_path).rollouts()  # type: ignore[union-attr]
     assert state["buffer"]["source"]["quarantine"] == {"failures": {"colour-3": 4}}
     assert "task 'colour-3' is in quarantine" in caplog.text
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+def test_a_step_whose_weights_no_engine_takes_is_made_again_from_the_last_boundary(
+    model: Path, tmp_path: Path, eta: float
+) -> None:
+    """Between a batch that was taken and the figures of its step there is no state to go on from, so none is written."""
+    train(config(tmp_path / "whole", rollout={"eta": eta}), model)
+    c = config(tmp_path / "broken", rollout={"eta": eta}, checkpoint={"every": 2, "keep": 5})
+
+    async def main() -> None:
+        run = TrainRun(c, model)
+        original = run.engine.update_weights
+
+        async def update_weights(version: int, tensors: Any) -> None:
+            if version == 3:
+                raise EngineDead("its process has ended")
+            await original(version, tensors)
+
+        run.engine.update_weights = update_weights  # type: ignore[method-assign]
+        with pytest.raises(
+            RollenvError, match="no engine takes the weights of step 3: its process has ended; continue"
+        ):
+            await run.train()
+
+    asyncio.run(main())
+    assert [kept.step for kept in checkpoint.found(tmp_path / "broken")] == [2]
+    train(c, model, checkpoint.newest(tmp_path / "broken"))
+    assert [line["step"] for line in figures(tmp_path / "broken")] == [0, 1, 2, 3, 4]
+    if eta == 0:
+        assert_equal_runs(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_run_that_is_resumed_twice_from_one_checkpoint_tells_each_step_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in an evaluation, resumed, killed before the next checkpoint, and resumed from the same one."""
+    c = config(tmp_path, steps=3, eval={"every": 1}, checkpoint={"every": 0, "keep": 5})
+    with monkeypatch.context() as patch:
+        stop = StopAt(patch, -1)
+
+        def on(kind: str, said: Any) -> None:
+            if kind == "step" and said["step"] == 2:
+                stop.when = stop.steps + 1  # the evaluation's first step
+
+        async def main() -> None:
+            stop.run = TrainRun(c, model, None, on)
+            with pytest.raises(Interrupted):
+                await stop.run.train()
+
+        asyncio.run(main())
+    last = checkpoint.newest(tmp_path)
+    assert last is not None
+    assert (last.step, last.state()["figures"] is None) == (2, False)
+    assert [line["step"] for line in figures(tmp_path)] == [0, 1]
+    for _ in range(2):
+        train(c, model, last)
+        assert [line["step"] for line in figures(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_only_the_share_of_groups_that_trains_is_called_trained(model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"rollout": {"filter": "keep"}, "algo": {"train_share": 0.25}, "trajectories": 1}
+    train(config(tmp_path, steps=2, eval={"every": 0}, **settings), model)
+    assert [line["groups"] for line in figures(tmp_path)[1:]] == [1, 1]
+    assert [line["trained"] for line in read_groups(tmp_path)].count(True) == 2
+    assert len(read_groups(tmp_path)) == 8
+    for step, file in kept_steps(tmp_path):
+        episodes = list(read(file))
+        assert [one.advantages is not None for one in episodes] == [one.trained for one in episodes], step
+        assert sum(bool(one.trained) for one in episodes) == 4
 
 
 def test_a_run_that_cannot_begin_leaves_no_process(tmp_path: Path) -> None:
@@ -391,6 +463,7 @@ def test_chaos_and_a_timeline_change_nothing_of_what_is_learned(model: Path, tmp
         timeline = Timeline(tmp_path / "drawn" / "timeline.json")
         run = TrainRun(config(tmp_path / "drawn", **faults), model, timeline=timeline)
         await run.train()
+        timeline.close()
         return run
 
     run = asyncio.run(main())
@@ -416,7 +489,9 @@ def test_chaos_and_a_timeline_change_nothing_of_what_is_learned(model: Path, tmp
 def test_every_replica_has_a_track(model: Path, tmp_path: Path) -> None:
     async def main() -> None:
         settings = config(tmp_path, steps=2, rollout={"replicas": 2})
-        await TrainRun(settings, model, timeline=Timeline(tmp_path / "timeline.json")).train()
+        timeline = Timeline(tmp_path / "timeline.json")
+        await TrainRun(settings, model, timeline=timeline).train()
+        timeline.close()
 
     asyncio.run(main())
     picture = trace.read(tmp_path / "timeline.json")
@@ -425,15 +500,15 @@ def test_every_replica_has_a_track(model: Path, tmp_path: Path) -> None:
         assert picture.counters["engines", f"replica-{i}: completions in flight"][-1][1] == {"completions": 0}
 
 
-def test_a_run_that_is_stopped_closes_its_timeline(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_stopped_has_drawn_its_end(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = StopAt(monkeypatch, 100)
 
     async def main() -> None:
-        stop.run = TrainRun(config(tmp_path), model, timeline=Timeline(tmp_path / "timeline.json"))
+        timeline = Timeline(tmp_path / "timeline.json")
+        stop.run = TrainRun(config(tmp_path), model, timeline=timeline)
         with pytest.raises(Interrupted):
             await stop.run.train()
+        timeline.close()
 
     asyncio.run(main())
     picture = trace.read(tmp_path / "timeline.json")
@@ -576,7 +651,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(tmp_path: Pat
 
 
 def test_metrics_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path, 0)
+    writer = MetricsWriter(tmp_path, None)
     for step in range(4):
         writer.write({"step": step, "reward": step / 10})
     writer.close()
@@ -585,6 +660,8 @@ def test_metrics_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> N
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
     MetricsWriter(tmp_path, 2).close()
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2]
+    MetricsWriter(tmp_path, 2, due=True).close()  # its figures are to come again
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1]
 
 
 def test_no_metrics_yet(tmp_path: Path) -> None:

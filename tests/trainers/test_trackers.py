@@ -50,7 +50,7 @@ class Recording:
 
 
 def test_a_tracker_is_told_the_numbers_of_each_step_and_the_settings(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path, 0, {"mine": Recording}, "shop", {"optim": {"lr": 0.1}})
+    writer = MetricsWriter(tmp_path, None, {"mine": Recording}, "shop", {"optim": {"lr": 0.1}})
     writer.write(
         {"step": 0, "success": 0.5, "eval_ci95": [0.1, 0.9], "entropy": float("nan"), "done": True, "name": "x"}
     )
@@ -64,10 +64,10 @@ def test_a_tracker_is_told_the_numbers_of_each_step_and_the_settings(tmp_path: P
 
 def test_a_resumed_run_is_the_same_run_and_a_new_one_is_another(tmp_path: Path) -> None:
     ids = []
-    for step in (0, 3, 0):
+    for step in (None, 0, 3, None):
         MetricsWriter(tmp_path, step, {"mine": Recording}).close()
         ids.append(Recording.last.run.id)
-    assert ids[0] == ids[1] != ids[2]
+    assert ids[0] == ids[1] == ids[2] != ids[3]
     assert not any(Recording.last.run.id == "" for _ in ids)
 
 
@@ -83,7 +83,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(
         return made
 
     with caplog.at_level(logging.WARNING):
-        writer = MetricsWriter(tmp_path, 0, {"broken": make, "mine": Recording})
+        writer = MetricsWriter(tmp_path, None, {"broken": make, "mine": Recording})
         for step in range(4):
             writer.write({"step": step, "reward": 1.0})
         writer.close()
@@ -105,7 +105,7 @@ def test_a_tracker_that_hangs_holds_nobody_up(
         def log(self, step: int, figures: Mapping[str, float]) -> None:
             freed.wait(60)
 
-    writer = MetricsWriter(tmp_path, 0, {"slow": Hanging})
+    writer = MetricsWriter(tmp_path, None, {"slow": Hanging})
     writer.write({"step": 0})
     writer.close()
     freed.set()
@@ -152,13 +152,13 @@ def test_names_come_as_a_list_or_with_commas(tmp_path: Path) -> None:
 
 def two_lives(name: str, folder: Path) -> TrackedRun:
     """Steps 0 to 2, then a resume from step 1. Returns what the second life was known as."""
-    for step, last in ((0, 3), (1, 4)):
+    for step, last in ((None, 3), (1, 4)):
         writer = MetricsWriter(folder, step, found_trackers([name]), "shop", {"optim": {"lr": 0.5}, "env": "x"})
-        for now in range(step + bool(step), last):
+        for now in range(0 if step is None else step + 1, last):
             writer.write({"step": now, "success": now / 10, "stale_tokens/1": 2.0})
         writer.close()
         time.sleep(1.0)  # TensorBoard reads its files in the order of their names, which begin with a second
-    return TrackedRun(folder, id=trackers.run_id(folder, 1)) if name != "tensorboard" else TrackedRun(folder)
+    return TrackedRun(folder, id=trackers.run_id(folder, begins=False)) if name != "tensorboard" else TrackedRun(folder)
 
 
 @pytest.fixture(autouse=True)
