@@ -159,8 +159,8 @@ class TrainRun:
             self.controller.load_state_dict(resume.rollouts())
             if self.controller.version != self.step:
                 raise RollenvError(
-                    f"'{resume.folder}' was written amid step {self.step}, by an earlier rollenv: remove it, and --resume "
-                    "goes on from the one before"
+                    f"'{resume.folder}' was written amid step {self.step}, by an earlier rollenv: remove it, and "
+                    "--resume goes on from the one before"
                 )
             if "health" in state:
                 self._health.load_state_dict(state["health"])
@@ -227,11 +227,8 @@ class TrainRun:
             # What was trained since the last checkpoint is not lost with the environment that broke.
             with contextlib.suppress(RollenvError):
                 await self._writer.settled()
-            if (
-                self.step
-                and not self._amid_step
-                and all(kept.step != self.step for kept in checkpoint.found(self.folder))
-            ):
+            known = any(kept.step == self.step for kept in checkpoint.found(self.folder))
+            if self.step and not known and not self._amid_step:
                 with contextlib.suppress(RollenvError):
                     await self._written_checkpoint()
             raise

@@ -118,7 +118,7 @@ def test_a_task_that_fails_for_good_is_in_quarantine_and_in_the_checkpoint(
 def test_a_step_whose_weights_no_engine_takes_is_made_again_from_the_last_boundary(
     model: Path, tmp_path: Path, eta: float
 ) -> None:
-    """Between a batch that was taken and the figures of its step there is no state to go on from, so none is written."""
+    """From a batch that was taken to the figures of its step there is no state to go on from, so none is written."""
     train(config(tmp_path / "whole", rollout={"eta": eta}), model)
     c = config(tmp_path / "broken", rollout={"eta": eta}, checkpoint={"every": 2, "keep": 5})
 
