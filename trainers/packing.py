@@ -71,6 +71,7 @@ class PackedRow:
         owned: per segment, how many of its first tokens are others' to compute.
         alike: segments of each bucket.
         ragged: how attention goes over them where the device has a kernel for that; None on a CPU.
+        even: whether that is how it went.
     """
 
     ids_T: Tensor
@@ -79,6 +80,7 @@ class PackedRow:
     owned: list[int]
     alike: list[list[int]]
     ragged: Ragged | None = None
+    even: bool = False
 
     @functools.cached_property
     def buckets(self) -> list[Bucket]:
@@ -89,7 +91,10 @@ class PackedRow:
         ]
 
     def padding(self) -> tuple[int, int]:
-        """Queries that attention over buckets computes, and how many of them are padding. (No other layer has any.)"""
+        """Queries that attention computes, and how many of them are padding: none where it needed no buckets. (No other
+        layer has any.)"""
+        if self.even:
+            return self.ids_T.numel(), 0
         slots = sum(len(b) * max(len(self.paths[i]) - self.owned[i] for i in b) for b in self.alike)
         return slots, slots - self.ids_T.numel()
 
@@ -199,6 +204,7 @@ def packed_attention(
         raise ValueError("packed attention needs the PackedRow: call the model with packed=...")
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
     if packed.ragged is not None and not dropout and has_flash(query, _arithmetic(query)):
+        packed.even = True
         return flash(query_THD, key_TKD, value_TKD, packed.ragged, _arithmetic(query), scaling)[None], None
     grouped = query.shape[1] != key.shape[1]
     parts, places = [], []

@@ -25,6 +25,8 @@ from rollenv.trainers.packing import ATTENTION, PackedRow
 
 Precision = Literal["fp32", "bf16"]
 
+ENTROPY_NUMBERS = 1 << 28
+"""So many scores (1 GiB) at a time become entropies: they need two more tensors of that size."""
 _ONE_AT_A_TIME = threading.Lock()
 """`transformers` changes global state while it makes a model."""
 
@@ -125,10 +127,14 @@ class Policy:
     ) -> tuple[Tensor, Tensor]:
         """`logprobs`, from hidden states."""
         with self.arithmetic():
-            logits_NV = self.logits(hidden_ND) / temperature
+            logits_NV = self.logits(hidden_ND)
+        if temperature != 1.0:
+            logits_NV = logits_NV / temperature
         logp_NV = torch.log_softmax(logits_NV, dim=-1)
+        del logits_NV  # where the vocabulary is large, each of these is the largest tensor there is
+        rows = max(1, ENTROPY_NUMBERS // logp_NV.shape[1])
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
+            entropy_N = torch.cat([-(part.exp() * part).sum(-1) for part in logp_NV.split(rows)])
         return logp_NV.gather(1, targets_N[:, None]).squeeze(1), entropy_N
 
     def values_of(self, hidden_ND: Tensor) -> Tensor:

@@ -173,6 +173,7 @@ def compiled_decode() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            torch._C._jit_override_can_fuse_on_gpu(False)  # it would compile kernels at run time, again for new shapes
             return torch.jit.script(decode)
         except Exception:  # TorchScript is on its way out; the function does as well
             return decode

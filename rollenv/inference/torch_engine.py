@@ -136,6 +136,9 @@ class TorchEngine:
         if stale_kv not in ("keep", "drop", "recompute"):
             raise ValueError(f"stale_kv must be 'keep', 'drop' or 'recompute', not {stale_kv!r}")
         self._model = copy.deepcopy(model).to(device=device).eval().requires_grad_(False)
+        if next(self._model.parameters()).is_cuda:
+            # Of the whole process. cuDNN's attention makes a plan for every new shape, and here most steps have one.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         if dtype is not None:
             for parameter in self._model.parameters():  # not the buffers: rotary frequencies need fp32
                 parameter.data = parameter.data.to(dtype)

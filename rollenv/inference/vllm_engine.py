@@ -55,6 +55,9 @@ ABORT_SECONDS = 5.0
 CPU_BLOCK = 32
 """Tokens of a block of the prefix cache on a CPU; vLLM's own choice there, 128, finds less of short turns again."""
 
+LEAST_FREE = 0.02
+"""Share of a GPU that has to be free for vLLM to try to start, where the bytes of its cache are given."""
+
 _REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
 
@@ -146,10 +149,17 @@ class VLLMEngine:
         }
         if gpu_memory_utilization is None:
             arguments["kv_cache_memory_bytes"] = kv_budget_bytes
+            if device != "cpu":
+                # The bytes alone decide; but vLLM does not start where less than this share of the GPU is free, by
+                # default nearly all of it.
+                arguments["gpu_memory_utilization"] = LEAST_FREE
         else:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
         if device == "cpu":
             arguments["block_size"] = CPU_BLOCK
+            # What a part of a prompt draws is drawn again, for which vLLM turns the generator back: a CPU's
+            # cannot be, and the process would end.
+            arguments["enable_chunked_prefill"] = False
         self._stale_kv, self._version, self._can_sleep = stale_kv, version, can_sleep and device != "cpu"
         self._can_stop_at_text = tokenizer is not None
         self._device = device
@@ -173,6 +183,9 @@ class VLLMEngine:
         try:
             write_model(model, tokenizer, Path(self._folder.name))
             self._llm = started(self._thread, self._folder.name, tokenizer is not None, device, arguments)
+            cache = self._llm.vllm_config.cache_config
+            self._max_length = int(self._llm.model_config.max_model_len)
+            self._token_budget = int(cache.num_gpu_blocks) * int(cache.block_size)
             self._thread.submit(self._begin(state)).result()
         except BaseException:
             self._free()
@@ -195,13 +208,12 @@ class VLLMEngine:
     @property
     def max_length(self) -> int:
         """The most tokens, prompt and completion together, that a session can have."""
-        return int(self._llm.model_config.max_model_len)
+        return self._max_length
 
     @property
     def token_budget(self) -> int:
         """Tokens that the cache holds, in whole blocks."""
-        cache = self._llm.vllm_config.cache_config
-        return int(cache.num_gpu_blocks) * int(cache.block_size)
+        return self._token_budget
 
     def stats(self) -> VLLMStats:
         """Counters and state now."""
@@ -439,6 +451,10 @@ class VLLMEngine:
     def _free(self) -> None:
         if self._llm is not None:
             self._llm.shutdown(timeout=0)
+            if self._llm.output_handler is not None:
+                with contextlib.suppress(Exception):
+                    self._thread.submit(_over(self._llm.output_handler)).result(ABORT_SECONDS)
+            self._llm = None  # it shuts itself down once more when it goes, for which the interpreter's end is too late
         self._thread.stop()
         for buffer in self._buffers:
             buffer.close()
@@ -470,6 +486,10 @@ class VLLMEngine:
 
 
 # -- to and from vLLM ------------------------------------------------------------------------------------------------
+
+
+async def _over(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait([task])
 
 
 def on_gpu_of(device: str, tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -117,6 +117,23 @@ def test_log_probabilities_are_of_the_distribution_that_was_drawn_from(engine: V
     run(test)
 
 
+def test_more_prompts_than_a_step_reads_are_all_read(engine: VLLMEngine, model: Any) -> None:
+    """Drawn with seeds: vLLM's own way to read a prompt in parts would end its process on a CPU."""
+
+    async def test() -> None:
+        await give(engine, model)
+        prompts = [tokens(190, i) for i in range(24)]  # 4560 tokens; a step has 2048
+        made = await asyncio.gather(
+            *(
+                engine.generate(p, SamplingParams(max_tokens=4, seed=i), session=f"many {i}")
+                for i, p in enumerate(prompts)
+            )
+        )
+        assert max(off(model, p, m) for p, m in zip(prompts, made, strict=True)) < 1e-5
+
+    run(test)
+
+
 def test_a_seed_repeats_and_seeds_differ(engine: VLLMEngine, model: Any) -> None:
     async def test() -> None:
         await give(engine, model)

@@ -1,7 +1,8 @@
 """What a strategy is: where the weights lie, and how micro-batches become gradients.
 
 Invariant: under any strategy, and with any number of ranks, a step's losses, gradients and weights are those of one
-process up to the order of sums, and all ranks are told the same figures, to the bit.
+process up to the order of sums, and all ranks are told the same figures, to the bit. In bf16 a strategy is like itself
+with another number of ranks: `fsdp2` rounds more than the others, between layers, too.
 """
 
 from __future__ import annotations
