@@ -1,5 +1,5 @@
-"""What holds on a GPU as on a CPU: engine, trainer, sleep, offload, whole runs. (All of it runs on both, so that the tests
-themselves are tested where there is no GPU.)"""
+"""What holds on a GPU as on a CPU: engine, trainer, sleep, offload, whole runs. All of it runs on both, so that the
+tests themselves are tested where there is no GPU."""
 
 from __future__ import annotations
 
