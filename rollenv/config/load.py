@@ -204,9 +204,12 @@ def validated(model: type[Checked], data: Mapping[str, Any], where: str) -> Chec
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise RollenvError(f"{where}: no key '{key}'{did_you_mean(key, known_keys(model))}") from None
-        given = json.dumps(first.get("input"), default=str)
         message = first["msg"].removeprefix("Value error, ")
-        raise RollenvError(f"{where}: {key or 'settings'}={given:.60}: {message[:1].lower()}{message[1:]}") from None
+        message = message[:1].lower() + message[1:]
+        if isinstance(first["input"], Mapping):  # of a whole section: what does not fit is in the message
+            raise RollenvError(": ".join(part for part in (where, key, message) if part)) from None
+        given = json.dumps(first["input"], default=str)
+        raise RollenvError(f"{where}: {key}={given:.60}: {message}") from None
 
 
 def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:

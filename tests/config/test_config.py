@@ -306,7 +306,9 @@ def test_a_strategy_is_a_word_a_text_in_a_file_or_a_table(tmp_path: Path) -> Non
         (["lora.rank=4", "rollout.engine=vllm"], r"takes whole weights only: say lora\.sync=merged"),
         (["strategy=fsdp2", "runtime=ray", "device=cpu", "strategy.cpu_offload=true"], "needs a GPU to offload from"),
         (["runtime=ray", "devices.offload=disk"], r"say devices\.share=true"),
-        (["lora.rank=-1"], "lora.rank"),
+        (["lora.rank=-1"], r"configuration: lora\.rank=-1: input should be"),
+        (["algo.aggregation=constant"], r"configuration: algo: aggregation 'constant' needs algo\.constant_length$"),
+        (["devices.policy=0-1"], r"configuration: devices\.\* say where"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(words: list[str], message: str) -> None:

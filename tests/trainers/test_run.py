@@ -30,18 +30,21 @@ from rollenv.trajectory import StopReason  # noqa: E402
 
 
 def test_a_policy_improves_on_the_toy(model: Path, tmp_path: Path) -> None:
-    """By reward alone, from right in two episodes of three to nearly always, in twenty steps."""
+    """By reward alone, from right in two episodes of three to nearly always, in thirty steps.
+
+    At twice this rate a colour's policy may settle on the neighbour, worth a half: which one does, rounding decides.
+    """
     c = config(
         tmp_path,
-        steps=20,
+        steps=30,
         rollout={"groups": 8, "group_size": 8, "concurrency": 64},
-        optim={"lr": 2e-3, "minibatches": 2},
+        optim={"lr": 1e-3},
         eval={"every": 0, "episodes": 32},
         checkpoint={"every": 0},
     )
     train(c, model)
     lines = figures(tmp_path)
-    assert [line["step"] for line in lines] == list(range(21))
+    assert [line["step"] for line in lines] == list(range(31))
     success = [line["success"] for line in lines[1:]]
     assert sum(success[-5:]) / 5 > sum(success[:3]) / 3 + 0.15
     assert lines[-1]["eval_success"] > lines[0]["eval_success"] + 0.1
