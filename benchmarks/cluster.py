@@ -8,7 +8,7 @@
 - scaling: episodes whose environments take twice as long as generation, with 1, 4 and 16 simulated engines in processes
   of their own and as many episodes for each; episodes per second for each engine, against those with one engine.
 
-Usage: python benchmarks/cluster.py [--only overhead|sync|scaling] [--steps 12] [--json FILE]
+Usage: python benchmarks/cluster.py [--only overhead|sync|scaling] [--steps 12] [--rounds 3] [--json FILE]
 """
 
 from __future__ import annotations
@@ -86,14 +86,28 @@ async def train(runtime: Runtime | None, steps: int, folder: Path) -> tuple[floa
     return sum(seconds[1:]), spent[-1] - spent[0]
 
 
-async def overhead(ray: RayRuntime, steps: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as temporary:
-        local = await train(None, steps, Path(temporary) / "local")
-        remote = await train(ray, steps, Path(temporary) / "ray")
-    ratios = [there / here for here, there in zip(local, remote, strict=True)]
-    for what, here, there, ratio in zip(("seconds", "of processors"), local, remote, ratios, strict=True):
-        print(f"{steps - 1} steps of the default job, {what}: {here:.1f} here, {there:.1f} on Ray: {ratio:.2f} times")
-    return {"local_seconds": local[0], "ray_seconds": remote[0], "ratio": ratios[0], "processors_ratio": ratios[1]}
+async def overhead(ray: RayRuntime, steps: int, rounds: int) -> dict[str, Any]:
+    """Both runtimes by turns, the one that begins changing from round to round; medians of the rounds."""
+    seen: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    for n in range(rounds):
+        with tempfile.TemporaryDirectory() as temporary:
+            took = {}
+            for runtime in (None, ray) if n % 2 == 0 else (ray, None):
+                took[runtime] = await train(runtime, steps, Path(temporary) / ("local" if runtime is None else "ray"))
+        seen.append((took[None], took[ray]))
+    figures: dict[str, Any] = {}
+    for part, what in enumerate(("seconds", "processor_seconds")):
+        here, there = ([one[where][part] for one in seen] for where in (0, 1))
+        ratios = [theirs / ours for ours, theirs in zip(here, there, strict=True)]
+        ratio = statistics.median(ratios)
+        print(
+            f"{steps - 1} steps of the default job, {what}: {statistics.median(here):.1f} here, "
+            f"{statistics.median(there):.1f} on Ray: {ratio:.2f} times "
+            f"({', '.join(f'{one:.2f}' for one in ratios)})",
+            flush=True,
+        )
+        figures |= {f"local_{what}": here, f"ray_{what}": there, f"{what}_ratio": ratio}
+    return figures
 
 
 # -- weight sync -----------------------------------------------------------------------------------------------------
@@ -241,11 +255,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("overhead", "sync", "scaling"), help="one part")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3, help="of the overhead's two runs")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     ray = RayRuntime(RayConfig.model_validate({}))
     parts = {
-        "overhead": lambda: overhead(ray, options.steps),
+        "overhead": lambda: overhead(ray, options.steps, options.rounds),
         "sync": lambda: sync(ray),
         "scaling": lambda: scaling(ray),
     }
