@@ -261,7 +261,7 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
     config = plan.config.model_copy(update={"out": str(folder)})
     model = plan.model or resolve_model(config, env_spec, folder)
     start = plan.checkpoint.step if plan.checkpoint else 0
-    with TrainScreen(config, start) as screen, _drawn(folder, start, draw) as timeline:
+    with _sigterm_as_ctrl_c(), TrainScreen(config, start) as screen, _drawn(folder, start, draw) as timeline:
 
         def begin() -> None:
             write_atomically(folder / "config.toml", [dump_toml(config)])
@@ -272,6 +272,10 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
         except Interrupted as stopped:
             screen.close()
             print(f"interrupted at step {stopped.step}; continue with: {continue_with}", flush=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt:
+            screen.close()
+            print("interrupted before training began", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
     _tell_result(folder)
     if config.rollout.extra_groups or config.rollout.extra_samples:
@@ -358,6 +362,23 @@ def _drawn(folder: Path, start: int, wanted: bool) -> Iterator[Timeline | None]:
         timeline.close()
         if timeline.failure:
             print(timeline.failure, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """While a run starts there is nothing to keep, but workers to end: SIGTERM does what Ctrl-C does."""
+
+    def stop(number: int, frame: Any) -> None:
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):  # whoever started us has switched Ctrl-C off
+            raise KeyboardInterrupt
+        interrupt(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def _train(run: Any, screen: TrainScreen) -> None:

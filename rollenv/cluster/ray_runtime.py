@@ -12,7 +12,9 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -76,7 +78,8 @@ class RayRuntime:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token file at home
         try:
             knock(config.address)
-            ray.init(**_init_arguments(config))
+            with _own_sigterm():
+                ray.init(**_init_arguments(config))
         except (ConnectionError, RayError, RuntimeError, ValueError, OSError) as error:
             where = f"at ray.address={config.address}" if config.address else "on this machine"
             raise RollenvError(f"no Ray cluster {where}: {str(error).splitlines()[0]:.200}") from error
@@ -176,6 +179,20 @@ def _leaving_nodes() -> Collection[str]:
     """Ids of the nodes that `ray drain-node`, an autoscaler or a cloud's notice of preemption has told to leave. The
     call is not public, but it is the one that Ray's own libraries use."""
     return ray._private.state.state.get_draining_nodes()
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """`ray.init` takes SIGTERM for itself, which then dumps the stack and exits: a handler that is there stays."""
+    if threading.current_thread() is not threading.main_thread():  # Ray does not touch it then
+        yield
+        return
+    ours = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(ours):
+            signal.signal(signal.SIGTERM, ours)
 
 
 def _init_arguments(config: RayConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import toys
@@ -83,6 +84,29 @@ def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(
     assert sum(line.get("updates", 0) for line in metrics(whole)) > 2
     model = "checkpoints/step-000005/model/model.safetensors"
     assert (cut / model).read_bytes() == (whole / model).read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_on_ray_that_is_stopped_as_it_starts_leaves_no_process(
+    tiny: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Workers are about to come up; the exit is the one of Ctrl-C, in one line, without Ray's stack."""
+    pytest.importorskip("ray")
+    words = ["runtime=ray", "ray.fake_gpus=2", "devices.policy=0", "devices.rollout=1"]
+    command = [*ROLLENV, *train_command(tiny, tmp_path / "run", *words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("engine 0"):
+                break
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        said = process.stdout.read()
+        assert process.wait() == 130, said
+    assert said == "interrupted before training began\n"
+    assert started
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert not alive
 
 
 def test_a_run_folder(
