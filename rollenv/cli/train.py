@@ -252,6 +252,7 @@ def _newest_whole(folder: Path) -> Checkpoint | None:
 def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
     from rollenv.files import write_atomically
     from rollenv.registration import spec
+    from rollenv.trainers.checkpoint import found
     from rollenv.trainers.run import Interrupted
 
     folder = plan.folder
@@ -275,7 +276,8 @@ def _carry_out(plan: _Plan, continue_with: str, draw: bool = False) -> None:
             raise typer.Exit(INTERRUPTED) from None
         except KeyboardInterrupt:
             screen.close()
-            print("interrupted before training began", file=sys.stderr)
+            goes_on = f"; continue with: {continue_with}" if found(folder) else " before training began"
+            print(f"interrupted{goes_on}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
     _tell_result(folder)
     if config.rollout.extra_groups or config.rollout.extra_samples:

@@ -86,15 +86,21 @@ def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(
     assert (cut / model).read_bytes() == (whole / model).read_bytes()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "resumed"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_a_run_on_ray_that_is_stopped_as_it_starts_leaves_no_process(
-    tiny: Path, tmp_path: Path, number: signal.Signals
+    tiny: Path, tmp_path: Path, temp_registry: object, number: signal.Signals, resumed: bool
 ) -> None:
     """Workers are about to come up; the exit is the one of Ctrl-C, in one line, without Ray's stack."""
     pytest.importorskip("ray")
     words = ["runtime=ray", "ray.fake_gpus=2", "devices.policy=0", "devices.rollout=1"]
-    command = [*ROLLENV, *train_command(tiny, tmp_path / "run", *words)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    command, last = train_command(tiny, tmp_path / "run"), "interrupted before training began\n"
+    if resumed:
+        assert main([*command, "--steps", "1"]) == 0
+        command = ["train", *IMPORT, "--resume", str(tmp_path / "run")]
+        last, words = f"interrupted; continue with: {shlex.join(['rollenv', *command])}\n", [*words, "--steps", "2"]
+    with subprocess.Popen(
+        [*ROLLENV, *command, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("engine 0"):
@@ -103,7 +109,7 @@ def test_a_run_on_ray_that_is_stopped_as_it_starts_leaves_no_process(
         process.send_signal(number)
         said = process.stdout.read()
         assert process.wait() == 130, said
-    assert said == "interrupted before training began\n"
+    assert said == last
     assert started
     _, alive = psutil.wait_procs(started, timeout=60)
     assert not alive

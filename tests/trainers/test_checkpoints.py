@@ -1,4 +1,4 @@
-"""Checkpoints while a run goes on: what they hold, who may go on from them, what a kill or a bad hook leaves."""
+"""Checkpoints: what they hold, who may go on from them, what a full disk, a kill or a bad hook leaves."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.usefixtures("colours"), pytest.mark.timeout(1800)]
 
+import toys  # noqa: E402
 from batches import algo, make_groups, optim  # noqa: E402
 from runs import assert_equal_runs, config, train, weights  # noqa: E402
 from spawned import apart_from_packing, in_ranks, strategy  # noqa: E402
@@ -28,10 +29,140 @@ from rollenv.errors import RollenvError  # noqa: E402
 from rollenv.trainers import checkpoint  # noqa: E402
 from rollenv.trainers.learner import Snapshot  # noqa: E402
 from rollenv.trainers.policy import Policy  # noqa: E402
-from rollenv.trainers.state import load_tensors  # noqa: E402
+from rollenv.trainers.state import load_tensors, save_tensors  # noqa: E402
 from rollenv.trainers.step import PolicyTrainer  # noqa: E402
 from rollenv.trainers.strategies.replicated import SINGLE  # noqa: E402
 from rollenv.trainers.upload import uploaded  # noqa: E402
+
+# -- on disk -----------------------------------------------------------------------------------------------
+
+
+def written(tmp_path: Path, step: int, keep: int = 2) -> checkpoint.Checkpoint:
+    save = saves(toys.policy(), {"x": torch.ones(2)})
+    return asyncio.run(checkpoint.write(tmp_path, step, save, files({"step": step}, {"again": []}), keep))
+
+
+def files(state: dict[str, Any], rollouts: dict[str, Any]) -> dict[str, str]:
+    return checkpoint.files_of(state, rollouts)
+
+
+def saves(policy: Any, tensors: dict[str, Any]) -> Any:
+    async def save(folder: Path) -> None:
+        policy.save(folder / "model")
+        save_tensors({"y": torch.arange(5.0)}, folder / "trainer", None)
+        torch.save(tensors, folder / "trainer.pt")
+
+    return save
+
+
+def contents(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 10):
+        written(tmp_path, step)
+    assert contents(tmp_path / "checkpoints") == ["step-000002", "step-000010"]
+    last = checkpoint.newest(tmp_path)
+    assert last is not None
+    assert last.state() == {"format": checkpoint.FORMAT, "step": 10}
+    assert last.rollouts() == {"again": []}
+    assert last.tensors()["x"].tolist() == [1, 1]
+
+
+class FullDisk:
+    """Fails one of the ways in which a checkpoint reaches the disk."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, what: str) -> None:
+        def full(*args: Any, **kwargs: Any) -> Any:
+            raise OSError(28, "No space left on device")
+
+        def torn(model: Any, folder: Path, *args: Any, **kwargs: Any) -> Any:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (Path(folder) / "model.safetensors").write_bytes(b"half")
+            raise RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)")
+
+        match what:
+            case "model":
+                patch.setattr("transformers.PreTrainedModel.save_pretrained", torn)
+            case "tensors":
+                patch.setattr(torch, "save", full)
+            case "state":
+                patch.setattr(Path, "write_text", full)
+            case "sync":
+                patch.setattr("os.fsync", full)
+            case "move":
+                patch.setattr("os.replace", full)
+
+
+@pytest.mark.parametrize("step", [2, 1], ids=["a new one", "the same again"])
+@pytest.mark.parametrize("what", ["model", "tensors", "state", "sync", "move"])
+def test_a_full_disk_is_one_sentence_and_older_checkpoints_stay_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, step: int
+) -> None:
+    written(tmp_path, 1)
+    policy = toys.policy()
+    with monkeypatch.context() as patch:
+        FullDisk(patch, what)
+        new = files({"step": step, "new": True}, {})
+        with pytest.raises(RollenvError) as refusal:
+            asyncio.run(checkpoint.write(tmp_path, step, saves(policy, {}), new, keep=1))
+    text = str(refusal.value)
+    assert "No space left on device" in text
+    assert "step-000001'" in text
+    assert "--resume" in text
+    assert "\n" not in text
+    assert contents(tmp_path / "checkpoints") == ["step-000001"]
+    last = checkpoint.newest(tmp_path)
+    assert last is not None
+    assert last.state()["step"] == 1
+    assert last.tensors()["x"].tolist() == [1, 1]
+    assert (last.model / "model.safetensors").stat().st_size > 1000
+
+
+def test_what_a_killed_process_left_half_written_is_swept_at_the_next_start(model: Path, tmp_path: Path) -> None:
+    train(config(tmp_path, steps=2), model)
+    folder = tmp_path / "checkpoints"
+    half = folder / ".step-000003.abcdefgh"
+    (half / "model").mkdir(parents=True)
+    (half / "model" / "half").write_bytes(b"half")
+    train(config(tmp_path, steps=2), model, checkpoint.newest(tmp_path))
+    assert contents(folder) == ["step-000002"]
+
+
+def test_an_error_without_a_word_is_still_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "save", nothing)
+    with pytest.raises(RollenvError, match="MemoryError; there is none yet"):
+        written(tmp_path, 1)
+
+
+SHARD = "__0_0.distcp"
+
+
+@pytest.mark.parametrize("name", ["state.json", "rollouts.json", "trainer.pt", f"trainer/{SHARD}", "trainer/.metadata"])
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path: Path, name: str, damage: str) -> None:
+    made = written(tmp_path, 1)
+    file = made.folder / name
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    reads = {"state.json": made.state, "rollouts.json": made.rollouts}
+    with pytest.raises(RollenvError, match=f"no whole ({name}|trainer state|{SHARD})") as refusal:
+        reads.get(name, made.tensors)()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_checkpoint_of_another_format_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    made = written(tmp_path, 1)
+    (made.folder / "state.json").write_text('{"step": 1}')
+    with pytest.raises(RollenvError, match=r"of format 1, this version of rollenv reads format \d: start the run anew"):
+        made.state()
+
 
 # -- in the background ---------------------------------------------------------------------------------------------
 
